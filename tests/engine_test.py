@@ -121,6 +121,11 @@ class OtherModels(unittest.TestCase):
             with self.assertRaisesRegex(RuntimeError, f"^{empty}: found no checkpoint, expected "):
                 ingot.engine.Model(empty, device="cpu")
 
+    def test_a_model_without_a_tokenizer_is_refused_by_the_name_of_the_argument(self):
+        model = write_qwen3(MODEL.directory / "untokenized", 320)
+        with self.assertRaisesRegex(RuntimeError, "found a model without a tokenizer, expected a tokenizer.json .* beside the weights, or tokenizer=FILE$"):
+            ingot.engine.Model(model, device="cpu")
+
     def test_the_class_keeps_its_earlier_name(self):
         self.assertIs(ingot.engine.GptOss, ingot.engine.Model)
 
@@ -161,6 +166,33 @@ class Engine(unittest.TestCase):
         with self.assertRaisesRegex(ValueError, "draft: found 'tree', expected 'none', 'lookup' or the directory of a draft head"):
             ingot.engine.Model(MODEL.model, device="cpu", draft="tree")
 
+    def test_options_of_drafts_that_would_have_no_effect_are_refused(self):
+        for options, message in ((dict(draft="lookup", draft_layers=(1, 2)), r"draft_layers: found \(1, 2\), expected \(\) without a draft head"),
+                                 (dict(draft="lookup", draft_window=100), "draft_window: found 100, expected 0 without a draft head"),
+                                 (dict(draft_layers=[1]), r"draft_layers: found \[1\], expected \(\) without a draft head"),
+                                 (dict(draft_exact=True), "draft_exact: found True, expected False without drafts"),
+                                 (dict(draft_costs=(100, 110)), r"draft_costs: found \(100, 110\), expected \(\) without drafts"),
+                                 (dict(draft="lookup", draft_costs=(100,)), r"draft_costs: found \(100,\), expected positive times of steps of 1, 2 and more tokens"),
+                                 (dict(draft="lookup", draft_costs=(100, -1)), r"draft_costs: found \(100, -1\), expected positive times"),
+                                 (dict(draft="lookup", draft_costs="100,110"), "draft_costs: found '100,110', expected a list of numbers"),
+                                 (dict(draft="lookup", draft_costs=(1, "a")), "draft_costs: found 'a', expected a number")):
+            with self.assertRaisesRegex(ValueError, f"^engine: {message}"):
+                ingot.engine.Model(MODEL.model, device="cpu", **options)
+
+    def test_costs_of_steps_determine_the_drafts(self):
+        options = dict(raw=True, max_tokens=200, temperature=0, past_end=True)
+        prompt = "assistant user assistant user assistant user"
+        cheap, dear = (ingot.engine.Model(MODEL.model, device="cpu", draft="lookup", draft_costs=costs).generate(prompt, **options)
+                       for costs in ((100, 101, 102, 103), [1, 1e6, 1e6, 1e6]))
+        self.assertEqual(cheap.ids, dear.ids)
+        self.assertGreater(cheap.drafted_tokens, 3 * dear.drafted_tokens)  # dear drafts are tried once in a while
+
+    def test_the_speed_of_an_answer_counts_the_tokens_after_the_first(self):
+        answer = gpt_oss.generate("assistant user", raw=True, **GREEDY)
+        self.assertAlmostEqual(answer.tokens_per_second, (len(answer.ids) - 1) / answer.token_seconds)
+        one = gpt_oss.generate("assistant user", raw=True, temperature=0, max_tokens=1)
+        self.assertEqual((len(one.ids), one.tokens_per_second), (1, 0.0))
+
     def test_a_draft_head_changes_no_answer(self):
         head = write_draft_head(MODEL.directory / "head", MODEL.VOCAB, MODEL.HIDDEN, [0, 1, 2])
         drafting = ingot.engine.Model(MODEL.model, device="cpu", draft=head, draft_max=4, draft_layers=(1, 2, 0), draft_window=100)
@@ -169,7 +201,7 @@ class Engine(unittest.TestCase):
             options = dict(raw=True, max_tokens=60, seed=seed, temperature=temperature, past_end=True)
             want, got = gpt_oss.generate("assistant user", **options), drafting.generate("assistant user", **options)
             self.assertEqual((got.ids, got.text, got.finish), (want.ids, want.text, want.finish))
-        with self.assertRaisesRegex(RuntimeError, "--draft-layers: found 3, expected different numbers from 0 to 2"):
+        with self.assertRaisesRegex(RuntimeError, "draft_layers: found 3, expected different numbers from 0 to 2"):
             ingot.engine.Model(MODEL.model, device="cpu", draft=head, draft_layers=(0, 1, 3))
         narrow = ingot.engine.Model(MODEL.model, device="cpu", draft=head, draft_dense="fp8", draft_exact=True)
         self.assertIn(", in fp8", narrow.note)

@@ -8,6 +8,7 @@
 import dataclasses
 import datetime
 import json
+import math
 import numbers
 import operator
 import os
@@ -57,7 +58,8 @@ class Answer:
 
     @property
     def tokens_per_second(self):
-        return len(self.ids) / self.token_seconds if self.token_seconds > 0 else 0.0
+        """Of the tokens after the first, which comes with the prompt's logits; 0 for an answer of fewer than two tokens."""
+        return max(0, len(self.ids) - 1) / self.token_seconds if self.token_seconds > 0 else 0.0
 
 
 def _wrong(name, found, expected):
@@ -95,6 +97,12 @@ def _ids(name, value):
         return [_integer(name, i, -(2**31), 2**31 - 1) for i in value]
     except TypeError:
         raise _wrong(name, type(value).__name__, "a list of ids") from None
+
+
+def _list(name, value):
+    if not isinstance(value, (list, tuple)):
+        raise _wrong(name, value, "a list of numbers")
+    return value
 
 
 def _number_of_calls(messages):
@@ -209,7 +217,8 @@ class Model:
     quant: the inputs of the experts are rounded to e4m3 times a power of two per 32 numbers, as with `ingot --quant`.
     draft: "lookup" guesses the next tokens from earlier places of the same text, at most draft_max at a time. On a CPU no
     answer changes. On a GPU an answer may differ where two tokens are almost equally likely; with draft_exact the answer is that of the same steps
-    without guesses, and tokens without a guess take longer.
+    without guesses, and tokens without a guess take longer. draft_costs: relative times of steps of 1, 2, ... tokens, such as (100, 110, 120), which
+    determine how many guesses a step checks; (): measured before the first answer.
     With the directory of a published EAGLE-3 head in place of "lookup", the head guesses too. draft_layers: the layers behind which the head reads
     the model's hidden states, in place of those that its config.json names; draft_window: the latest tokens that the head attends to, 0: all;
     draft_dense: the format of the head's matrices in memory, "bf16", "fp8" or "mxfp4", None: as stored.
@@ -220,8 +229,8 @@ class Model:
     message is one line.
     """
 
-    def __init__(self, path, *, device="auto", tokenizer=None, chat_format=None, context=0, quant=False, draft="none", draft_max=7, draft_layers=(),
-                 draft_window=0, draft_dense=None, draft_exact=False):
+    def __init__(self, path, *, device="auto", tokenizer=None, chat_format=None, context=0, quant=False, draft="none", draft_max=7, draft_costs=(),
+                 draft_layers=(), draft_window=0, draft_dense=None, draft_exact=False):
         if device not in ("auto", "cpu", "cuda"):
             raise _wrong("device", device, "'auto', 'cpu' or 'cuda'")
         if chat_format is not None and chat_format not in _C.chat_formats():
@@ -230,11 +239,20 @@ class Model:
             raise _wrong("draft", draft, "'none', 'lookup' or the directory of a draft head")
         if draft_dense not in (None, "bf16", "fp8", "mxfp4"):
             raise _wrong("draft_dense", draft_dense, "None, 'bf16', 'fp8' or 'mxfp4'")
-        if draft in ("none", "lookup") and draft_dense is not None:
-            raise _wrong("draft_dense", draft_dense, "None without a draft head")
-        layers = [_integer("draft_layers", n, 0, 2**31 - 1) for n in draft_layers]
+        costs = [_number("draft_costs", n) for n in _list("draft_costs", draft_costs)]
+        if costs and (len(costs) < 2 or not all(0 < n < math.inf for n in costs)):
+            raise _wrong("draft_costs", draft_costs, "positive times of steps of 1, 2 and more tokens, such as (100, 110, 120)")
+        layers = [_integer("draft_layers", n, 0, 2**31 - 1) for n in _list("draft_layers", draft_layers)]
+        if draft in ("none", "lookup"):
+            for name, value, without in (("draft_layers", draft_layers, ()), ("draft_window", draft_window, 0), ("draft_dense", draft_dense, None)):
+                if value:
+                    raise _wrong(name, value, f"{without} without a draft head")
+        if draft == "none":
+            for name, value, without in (("draft_costs", draft_costs, ()), ("draft_exact", draft_exact, False)):
+                if value:
+                    raise _wrong(name, value, f"{without} without drafts")
         self._engine = _C.Engine(str(path), str(tokenizer or ""), chat_format or "", device, _integer("context", context, 0, 2**31 - 1), bool(quant), str(draft),
-                                 _integer("draft_max", draft_max, 1, 15), layers, _integer("draft_window", draft_window, 0, 2**31 - 1),
+                                 _integer("draft_max", draft_max, 1, 15), costs, layers, _integer("draft_window", draft_window, 0, 2**31 - 1),
                                  draft_dense or "", bool(draft_exact))
         for name, value in self._engine.about().items():
             setattr(self, name, value)

@@ -131,13 +131,22 @@ void add_parts(const std::vector<ChatPart>& parts, nb::dict& to) {
   to["calls"] = calls;
 }
 
-// Why a model has no chat format, with the engine's arguments in place of the program's options.
+// An error's text with the engine's arguments in place of the program's options.
 std::string in_python(std::string text) {
-  for (const auto& [option, argument] :
-       {std::pair{"--chat-format NAME", "chat_format=NAME"}, std::pair{"`ingot generate --raw`", "raw=True"}})
-    if (const size_t at = text.find(option); at != std::string::npos)
-      text.replace(at, std::string_view(option).size(), argument);
+  constexpr std::pair<std::string_view, std::string_view> kNames[] = {{"--chat-format NAME", "chat_format=NAME"},
+                                                                      {"`ingot generate --raw`", "raw=True"},
+                                                                      {", or --tokenizer FILE", ", or tokenizer=FILE"},
+                                                                      {"--draft-layers: found", "draft_layers: found"},
+                                                                      {"--draft: ", "draft: "},
+                                                                      {"--draft on a GPU: ", "draft on a GPU: "}};
+  for (const auto& [option, argument] : kNames)
+    if (const size_t at = text.find(option); at != std::string::npos) text.replace(at, option.size(), argument);
   return text;
+}
+template <class Open> auto opened_for_python(Open&& open) {
+  try {
+    return open();
+  } catch (const Error& e) { fail(e.code, in_python(e.what())); }
 }
 
 // The path of a model. A directory may be a run, whose first file to be read would be the tokenizer: one without a
@@ -161,18 +170,22 @@ class Engine {
  public:
   Engine(const std::string& path, const std::string& tokenizer, const std::string& chat_format,
          const std::string& device, int64_t context, bool quant, const std::string& draft, int64_t draft_max,
-         const std::vector<int64_t>& draft_layers, int64_t draft_window, const std::string& draft_dense,
-         bool draft_exact)
-      : vocabulary_(load_vocabulary(with_checkpoint(path), {.tokenizer = tokenizer, .chat_format = chat_format})),
-        model_(open_model(path, {.context = context,
-                                 .device = device_named(device),
-                                 .e4m3_experts = quant,
-                                 .draft_head = draft == "none" || draft == "lookup" ? "" : draft,
-                                 .draft_layers = draft_layers,
-                                 .draft_window = draft_window,
-                                 .draft_dense = draft_dense})),
+         const std::vector<double>& draft_costs, const std::vector<int64_t>& draft_layers, int64_t draft_window,
+         const std::string& draft_dense, bool draft_exact)
+      : vocabulary_(opened_for_python([&] {
+          return load_vocabulary(with_checkpoint(path), {.tokenizer = tokenizer, .chat_format = chat_format});
+        })),
+        model_(opened_for_python([&] {
+          return open_model(path, {.context = context,
+                                   .device = device_named(device),
+                                   .e4m3_experts = quant,
+                                   .draft_head = draft == "none" || draft == "lookup" ? "" : draft,
+                                   .draft_layers = draft_layers,
+                                   .draft_window = draft_window,
+                                   .draft_dense = draft_dense});
+        })),
         session_(*model_.decoder) {
-    draft_.most = draft_max, draft_.exact = draft_exact;
+    draft_.most = draft_max, draft_.exact = draft_exact, draft_.step_costs = draft_costs;
     if (draft == "none") return;
     if (model_.decoder->draft_rows() <= 1)
       fail(ErrorCode::unsupported, "engine: draft: found a model on ", model_.decoder->device(),
@@ -314,9 +327,10 @@ void define_engine(nb::module_& m) {
   m.def("chat_efforts", &chat_efforts);
   nb::class_<Engine>(m, "Engine")
       .def(nb::init<const std::string&, const std::string&, const std::string&, const std::string&, int64_t, bool,
-                    const std::string&, int64_t, const std::vector<int64_t>&, int64_t, const std::string&, bool>(),
+                    const std::string&, int64_t, const std::vector<double>&, const std::vector<int64_t>&, int64_t,
+                    const std::string&, bool>(),
            "path"_a, "tokenizer"_a, "chat_format"_a, "device"_a, "context"_a, "quant"_a, "draft"_a, "draft_max"_a,
-           "draft_layers"_a, "draft_window"_a, "draft_dense"_a, "draft_exact"_a,
+           "draft_costs"_a, "draft_layers"_a, "draft_window"_a, "draft_dense"_a, "draft_exact"_a,
            nb::call_guard<nb::gil_scoped_release>())
       .def("encode", &Engine::encode)
       .def("decode", &Engine::decode)
