@@ -8,6 +8,16 @@ import ingot
 from ingot import _C, _declare
 
 
+def verdict(capability) -> str:
+    """What runs on a GPU of this compute capability, (major, minor); docs/python.md, Limits, has the details."""
+    if capability[0] == 9:
+        return "everything runs, by the kernels for Hopper"
+    if capability[0] >= 8:
+        return "everything runs, by portable kernels that the driver compiles, or cuBLASLt; grouped_linear by a plain kernel, many times slower than on Hopper"
+    some = "RMSNorm" if capability >= (7, 5) else "nothing"
+    return f"{some} runs: the other kernels need compute capability 8.0"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m ingot", description=__doc__)
     parser.add_argument("--declared", action="store_true", help="print instead the table of declared operators for docs/python.md")
@@ -26,9 +36,7 @@ def main() -> None:
         return
     for i in range(torch.cuda.device_count()):
         major, minor = torch.cuda.get_device_capability(i)
-        some = "RMSNorm" if (major, minor) >= (7, 5) else "nothing"
-        verdict = "everything runs" if major >= 8 else f"{some} runs: the other kernels need compute capability 8.0"
-        print(f"cuda:{i}: {torch.cuda.get_device_name(i)}, compute capability {major}.{minor}, {verdict}")
+        print(f"cuda:{i}: {torch.cuda.get_device_name(i)}, compute capability {major}.{minor}: {verdict((major, minor))}")
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@ import subprocess
 import sys
 
 import pytest
+from ingot.__main__ import verdict
 
 
 def run(*arguments):
@@ -20,3 +21,10 @@ def test_unknown_arguments_are_refused_in_one_line(arguments):
     found = run(*arguments)
     assert (found.returncode, found.stdout, found.stderr.count("\n")) == (2, "", 1)
     assert found.stderr.startswith("python -m ingot: unrecognized arguments: " + arguments[-1])
+
+
+@pytest.mark.parametrize("capability, word, absent", [((9, 0), "kernels for Hopper", "plain"), ((8, 0), "grouped_linear by a plain kernel", "for Hopper"),
+                                                     ((12, 0), "grouped_linear by a plain kernel", "for Hopper"), ((7, 5), "RMSNorm runs: the other", "everything"),
+                                                     ((7, 0), "nothing runs", "everything")])
+def test_the_command_says_what_runs_on_each_generation(capability, word, absent):
+    assert word in verdict(capability) and absent not in verdict(capability)
