@@ -45,6 +45,11 @@ ApiError api_error_of(std::exception_ptr error) {
   }
 }
 
+void check_id(int32_t id, int64_t ids, const std::string& param) {
+  if (id < 0 || id >= ids)
+    throw ApiError(400, detail::concat(param, ": found id ", id, ", expected 0 to ", ids - 1), param);
+}
+
 }  // namespace
 
 void Histogram::add(double seconds) {
@@ -325,9 +330,13 @@ std::vector<Service::Prompt> Service::prompts_of(const ApiRequest& r) const {
                      "messages", "unsupported_model");
     prompts.push_back({.ids = vocabulary_.chat->prompt(conversation_for(r))});
   }
-  for (const ApiPrompt& p : r.prompts) {
+  for (size_t i = 0; i < r.prompts.size(); ++i) {
+    const ApiPrompt& p = r.prompts[i];
+    const std::string param = r.prompts.size() > 1 ? detail::concat("prompt[", i, "]") : "prompt";
     const Tokenizer& t = *vocabulary_.tokenizer;
     if (!p.ids.empty()) {
+      // The text of an echo consists of the tokenizer's tokens.
+      for (const int32_t id : p.ids) check_id(id, r.echo ? samplable() : model_.decoder->vocab(), param);
       prompts.push_back({.ids = p.ids, .text = r.echo ? shown_text(t.decode(p.ids)) : ""});
       continue;
     }
@@ -336,6 +345,7 @@ std::vector<Service::Prompt> Service::prompts_of(const ApiRequest& r) const {
     prompt.hidden = prompt.ids.size();
     const std::vector<int32_t> text = t.encode(p.text);
     prompt.ids.insert(prompt.ids.end(), text.begin(), text.end());
+    if (prompt.ids.empty()) throw ApiError(400, param + ": found an empty prompt, expected at least one token", param);
     prompts.push_back(std::move(prompt));
   }
   for (const Prompt& p : prompts)
@@ -411,6 +421,7 @@ int64_t Service::samplable() const {
 
 std::shared_ptr<Service::Ticket> Service::ask(const ApiRequest& r, const std::string& client, ApiAnswer answer) {
   if (!r.model.empty()) check_name(r.model);
+  for (const LogitBias& b : r.bias) check_id(b.id, model_.decoder->vocab(), "logit_bias");
   log_ignored(r.ignored);
   auto ticket = std::make_shared<Ticket>(*this, r, std::move(answer));
   try {

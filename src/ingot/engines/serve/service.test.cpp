@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <array>
 #include <future>
 
 #include "ingot/core/log.h"
@@ -102,6 +103,27 @@ TEST(service, an_internal_error_shows_the_client_only_a_number) {
     const auto [good, text] = again.end.get_future().get();
     EXPECT_EQ(good, 200);
     EXPECT_EQ(parse_json(text, "answer")["choices"][0]["text"], "abc");
+  }
+}
+
+TEST(service, ids_that_the_model_lacks_and_prompts_without_tokens_are_refused_by_the_field_s_name) {
+  const auto s = service(std::make_exception_ptr(std::runtime_error("no")), 5);
+  for (const auto& [body, param, message] : std::vector<std::array<std::string, 3>>{
+           {R"("prompt": "x", "logit_bias": {"255": 1, "256": 1})", "logit_bias", "found id 256, expected 0 to 255"},
+           {R"("prompt": [1, 256])", "prompt", "found id 256, expected 0 to 255"},
+           {R"("prompt": [1, 256], "echo": true)", "prompt", "found id 256, expected 0 to 255"},
+           {R"("prompt": [[1], [2, 900]])", "prompt[1]", "found id 900, expected 0 to 255"},
+           {R"("prompt": "")", "prompt", "found an empty prompt, expected at least one token"},
+           {R"("prompt": ["x", ""])", "prompt[1]", "found an empty prompt, expected at least one token"}}) {
+    Heard heard;
+    try {
+      s->ask(parse_api_request("{\"max_tokens\": 3, " + body + "}", false), "", heard.answer());
+      ADD_FAILURE() << body << ": accepted";
+    } catch (const ApiError& e) {
+      EXPECT_EQ(e.status, 400) << body;
+      EXPECT_EQ(e.param, param) << body;
+      EXPECT_EQ(e.what(), param + ": " + message) << body;
+    }
   }
 }
 
