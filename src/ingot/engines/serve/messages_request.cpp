@@ -62,8 +62,9 @@ void read_turn(const Json& json, const std::string& path, Reading& reading, std:
 void read_messages_tools(Object& body, const Source& source, ApiRequest& r, const ApiLimits& limits) {
   const Json* tools = body.find("tools");
   if (tools == nullptr) return;
-  if (!tools->is_array() || int64_t(tools->size()) > limits.tools)
-    refuse_value("tools", *tools, detail::concat("a list of at most ", limits.tools, " tools"));
+  if (!tools->is_array()) refuse_value("tools", *tools, "a list of tools");
+  if (int64_t(tools->size()) > limits.tools)
+    refuse("tools", "found ", tools->size(), " tools, expected at most ", limits.tools);
   for (size_t i = 0; i < tools->size(); ++i) {
     Object tool((*tools)[i], element("tools", i), body.reading());
     // Tools of other types are run or described by Anthropic's servers.

@@ -57,8 +57,9 @@ std::string arguments_of_text(const std::string& input) { return write_json(Json
 
 std::vector<std::string> stops_of(const Json& stop, const ApiLimits& limits, const std::string& name) {
   const Json list = stop.is_string() ? Json::array({stop}) : stop;
-  if (!list.is_array() || int64_t(list.size()) > limits.stops)
-    refuse_value(name, stop, detail::concat("a string, or at most ", limits.stops));
+  if (!list.is_array()) refuse_value(name, stop, "a string or a list of strings");
+  if (int64_t(list.size()) > limits.stops)
+    refuse(name, "found ", list.size(), " strings, expected at most ", limits.stops);
   std::vector<std::string> stops;
   for (size_t i = 0; i < list.size(); ++i) {
     if (!list[i].is_string()) refuse_value(element(name, i), list[i], "a string");
@@ -93,8 +94,9 @@ void read_function(Object& function, const Source& source, std::vector<std::stri
 void read_tools(Object& body, const Source& source, ApiRequest& r, const ApiLimits& limits) {
   const Json* tools = body.find("tools");
   if (tools == nullptr) return;
-  if (!tools->is_array() || int64_t(tools->size()) > limits.tools)
-    refuse_value("tools", *tools, detail::concat("a list of at most ", limits.tools, " functions"));
+  if (!tools->is_array()) refuse_value("tools", *tools, "a list of functions");
+  if (int64_t(tools->size()) > limits.tools)
+    refuse("tools", "found ", tools->size(), " functions, expected at most ", limits.tools);
   for (size_t i = 0; i < tools->size(); ++i) {
     Object tool((*tools)[i], element("tools", i), body.reading());
     if (const std::string type = tool.require_text("type"); type != "function") {
@@ -197,8 +199,9 @@ void read_effort(Object& body, ApiRequest& r) {
 namespace {
 
 std::vector<LogitBias> bias_of(const Json& json, const ApiLimits& limits) {
-  if (!json.is_object() || int64_t(json.size()) > limits.bias)
-    refuse_value("logit_bias", json, detail::concat("an object of at most ", limits.bias, " ids"));
+  if (!json.is_object()) refuse_value("logit_bias", json, "an object of ids and numbers");
+  if (int64_t(json.size()) > limits.bias)
+    refuse("logit_bias", "found ", json.size(), " ids, expected at most ", limits.bias);
   std::vector<LogitBias> bias;
   for (const auto& [key, value] : json.items()) {
     const bool digits = !key.empty() && key.size() <= 9 &&
