@@ -77,6 +77,10 @@ TEST(api_request, top_p_of_zero_leaves_the_likeliest_token) {
   EXPECT_LT(p, 1e-6);
 }
 
+TEST(api_request, min_p_of_one_is_the_share_of_the_likeliest_token_itself) {
+  EXPECT_EQ(parse_api_request(completion_with(R"("min_p": 1)"), false).sampling.min_p, 1);
+}
+
 TEST(api_request, the_newer_name_of_the_limit_wins) {
   EXPECT_EQ(parse_api_request(chat_with(R"("max_completion_tokens": 3, "max_tokens": 9)"), true).tokens, 3);
   EXPECT_EQ(parse_api_request(chat_with(R"("max_tokens": 9)"), true).tokens, 9);

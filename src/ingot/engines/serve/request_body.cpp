@@ -239,7 +239,7 @@ void read_common(Object& body, ApiRequest& r, const ApiLimits& limits) {
   // Clients write 0 to get the likeliest token, which is also the result of any very small p.
   r.sampling.top_p = std::max(body.number("top_p", 0, 1).value_or(1), 1e-9);
   r.sampling.top_k = std::max<int64_t>(body.integer("top_k", -1, INT32_MAX).value_or(0), 0);  // -1 means all, as 0 does
-  r.sampling.min_p = body.number("min_p", 0, 0.999999).value_or(0);
+  r.sampling.min_p = body.number("min_p", 0, 1).value_or(0);
   if (const Json* seed = body.find("seed")) {
     if (!seed->is_number_integer()) refuse_value("seed", *seed, "an integer of 64 bits");
     r.seed = seed->is_number_unsigned() ? seed->get<uint64_t>() : uint64_t(seed->get<int64_t>());

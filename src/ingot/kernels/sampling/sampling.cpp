@@ -16,7 +16,7 @@ void check(const SamplingOptions& o) {
               ", expected a finite number of at least 0");
   INGOT_CHECK(o.top_k >= 0, "sampling: found top_k ", o.top_k, ", expected 0 (all) or more");
   INGOT_CHECK(o.top_p > 0 && o.top_p <= 1, "sampling: found top_p ", o.top_p, ", expected it in (0, 1]");
-  INGOT_CHECK(o.min_p >= 0 && o.min_p < 1, "sampling: found min_p ", o.min_p, ", expected it in [0, 1)");
+  INGOT_CHECK(o.min_p >= 0 && o.min_p <= 1, "sampling: found min_p ", o.min_p, ", expected it in [0, 1]");
 }
 
 SampleRow row_of(const SamplingOptions& o, int64_t ids) {

@@ -30,7 +30,7 @@ struct SamplingOptions {
   double temperature = 1;  // >= 0
   int64_t top_k = 0;       // 0: all
   double top_p = 1;        // (0, 1]
-  double min_p = 0;        // [0, 1): keep tokens at least min_p times as likely as the most likely
+  double min_p = 0;        // [0, 1]: keep tokens at least min_p times as likely as the most likely
 };
 void check(const SamplingOptions& o);  // throws an Error with the option, its value and the allowed values
 

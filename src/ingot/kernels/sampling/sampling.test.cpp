@@ -292,7 +292,8 @@ TEST(Sampling, FiltersKeepExactlyTheIdsOfTheirDefinition) {
                                      {.top_p = 0.9999},
                                      {.temperature = 0.5, .top_k = 60, .top_p = 0.97, .min_p = 0.4},
                                      {.temperature = 50, .top_p = 0.7},
-                                     {.min_p = 0.7}}) {
+                                     {.min_p = 0.7},
+                                     {.min_p = 1}}) {
       SCOPED_TRACE(::testing::Message() << "ties " << ties << " top_k " << o.top_k << " top_p " << o.top_p);
       const std::vector<bool> kept = kept_by_definition(logits, o);
       std::vector<bool> seen(logits.size(), false);
@@ -381,7 +382,7 @@ TEST(Sampling, OptionsOutsideTheirRangeAreNamed) {
                                {{.top_p = 0}, "top_p 0"},
                                {{.top_p = 1.5}, "top_p 1.5"},
                                {{.top_p = NAN}, "top_p"},
-                               {{.min_p = 1}, "min_p 1"},
+                               {{.min_p = 1.5}, "min_p 1.5"},
                                {{.min_p = -0.1}, "min_p -0.1"}}) {
     try {
       check(bad.options);

@@ -49,8 +49,7 @@ void add_options(Command& c, SamplingOptions& o) {
   c.integer("--top-k N", o.top_k, 0, 1 << 30, "sample among the N most likely tokens; 0: all (default: 0)");
   c.number("--top-p X", o.top_p, 1e-9, 1,
            "sample among the most likely tokens whose probabilities add up to X (default: 1)");
-  c.number("--min-p X", o.min_p, 0, 0.999999,
-           "drop tokens less than X times as likely as the most likely token (default: 0)");
+  c.number("--min-p X", o.min_p, 0, 1, "drop tokens less than X times as likely as the most likely token (default: 0)");
 }
 
 void check_date(const std::string& date) {
