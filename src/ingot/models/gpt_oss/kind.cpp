@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "ingot/core/memory/memory.h"
 #include "ingot/io/file.h"
 #include "ingot/io/formats/archive.h"
 #include "ingot/io/formats/gguf.h"
@@ -123,10 +124,12 @@ int64_t bytes_of_matrices(const GptOssWeights& w) {
   return bytes;
 }
 
-// Writes a temporary archive, maps the file and removes it.
-GptOssWeights made_on_the_cpu(const GptOssConfig& config, WeightFormat dense, const GptOssLoad& load) {
+// Writes a temporary archive, maps the file and removes it. An error about memory names the model in place of the file.
+GptOssWeights made_on_the_cpu(const std::string& name, const GptOssConfig& config, WeightFormat dense,
+                              const GptOssLoad& load) {
   const TemporaryArchive file;
   write_synthetic_gpt_oss(config, file.path(), kSyntheticSeed, {.forms = {.dense = dense}});
+  require_memory(gpt_oss_weight_bytes(file.path(), config, load) + load.other_bytes, name);
   return load_gpt_oss(file.path(), config, load);
 }
 
@@ -160,8 +163,9 @@ OpenedModel open_synthetic(const std::string& path, const DecoderOptions& asked)
     fail(ErrorCode::unsupported, path, ": found no GPU for these weights (", p.unsupported_reason,
          "), expected one, or a model of `ingot convert --synthetic ", model.size, "`, which also runs on a CPU");
   const int64_t layers = asked.layers > 0 ? asked.layers : config.layers;
-  memory->weights = made_on_the_cpu(
-      config, model.dense, {.layers = asked.layers, .other_bytes = decoder_bytes(config, layers, p.options, head)});
+  memory->weights =
+      made_on_the_cpu(path, config, model.dense,
+                      {.layers = asked.layers, .other_bytes = decoder_bytes(config, layers, p.options, head)});
   m.decoder = make_decoder(config, memory->weights, p.options, head);
   m.weight_bytes = memory->weights.bytes();
   m.memory = memory;

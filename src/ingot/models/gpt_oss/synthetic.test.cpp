@@ -86,6 +86,12 @@ TEST(synthetic, large_models_need_a_gpu_and_the_error_names_a_model_for_a_cpu) {
             "usage: --layers: found 5, expected at most 4, the model's");
 }
 
+TEST(synthetic, a_model_that_the_memory_does_not_hold_is_refused_by_its_name) {
+  const std::string error = error_of(
+      [] { open_model("synthetic:small", {.context = 1 << 17, .slots = 1 << 24, .device = DeviceChoice::cpu}); });
+  EXPECT_EQ(error.find("unsupported: synthetic:small needs "), 0u) << error;
+}
+
 TEST(synthetic, the_vocabulary_chats_and_another_vocabulary_is_refused) {
   const Vocabulary v = load_vocabulary("synthetic:small");
   ASSERT_NE(v.chat, nullptr);
