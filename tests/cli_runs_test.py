@@ -114,6 +114,7 @@ class Runs(InDirectory):
         self.refuses(2, "--layers: found 1, expected none with a model of `ingot train`", *generate, "--layers", 1)
         self.refuses(7, "run: found a run of `ingot train`, expected GPT-OSS, Llama, .*; `ingot generate`, `eval` and `serve` take runs", "chat", "--model", self.run_directory)
         self.refuses(7, "--gpus: found 2 for a model of the kind gpt, ", *generate, "--gpus", "2")
+        self.refuses(7, "run: found a model on cpu whose engine computes no drafts, expected a published model", "bench", "draft", "--model", self.run_directory, "--context", 8, "--tokens", 8)
         self.assertEqual(ingot(*generate[:2], "--tokens", 20, "--temperature", "0.8", stdin=b"The ").text, first.text)
         described = json.loads(ingot("info", self.run_directory, "--json").text)
         self.assertEqual((described["step"], described["parameter_hash"]), (30, score["parameter_hash"]))

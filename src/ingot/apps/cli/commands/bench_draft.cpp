@@ -148,7 +148,9 @@ void bench_draft(const DraftBench& o, bool json) {
                                         .draft_dense = o.head_dense,
                                         .dense = dense_at_loading(o.synthetic)});
   Decoder& decoder = *model.decoder;
-  require_drafts(decoder);
+  if (decoder.draft_rows() <= 1)
+    fail(ErrorCode::unsupported, path, ": found a model on ", decoder.device(),
+         " whose engine computes no drafts, expected a published model");
   const Costs costs = costs_of(given.step_costs, decoder);
   const int64_t longest = std::min(decoder.draft_rows(), int64_t(costs.of_drafts.size())) - 1;
   for (const int64_t n : numbers_in("--lengths", o.lengths))
