@@ -428,6 +428,26 @@ class GptOss(TinyGptOss):
             self.assertEqual((answer.returncode, len(json.loads(answer.text)["ids"])), (0, 6), answer.error)
         self.refuses(2, "found --synthetic and --model, expected one of them", *whole, "--model", self.model, "--ids", self.ids)
         self.refuses(2, "found --synthetic and RUN, expected one of them", *whole, self.model, "--ids", self.ids)
+        # Of equally likely tokens, min-p 1 keeps all; logits of random weights are different.
+        likeliest = ingot(*whole, "--ids", self.ids, "--only-new", "--temperature", 0).text
+        self.assertEqual(ingot(*whole, "--ids", self.ids, "--only-new", "--min-p", 1).text, likeliest)
+        self.refuses(2, "--min-p: found .1.5., expected a number from 0 to 1", *whole, "--ids", self.ids, "--min-p", 1.5)
+
+    def test_random_weights_are_described_by_their_name_or_the_error_says_how_to_ask_for_them(self):
+        described = json.loads(ingot("info", "synthetic:20b", "--json").text)
+        self.assertEqual((described["parameters"], described["parameters_per_token"]), (20914757184, 4187440704))
+        self.assertEqual((described["dense"], described["experts"], described["config"]["num_hidden_layers"]), ("bf16", "mxfp4", 24))
+        self.assertTrue(13e9 < described["memory_bytes"]["weights"] < 15e9, described["memory_bytes"])
+        made = os.path.join(self.directory, "small.ingot")
+        self.assertEqual(ingot("convert", "--synthetic", "small", "--dense", "fp8", made).returncode, 0)
+        of_file, of_name = (json.loads(ingot("info", model, "--json").text) for model in (made, "synthetic:small:fp8"))
+        for key in ("parameters", "parameters_per_token", "dense", "experts", "memory_bytes", "config"):
+            self.assertEqual(of_name[key], of_file[key], key)
+        self.assertIn("random, dense fp8, experts mxfp4", ingot("info", "synthetic:small:fp8").text)
+        self.refuses(2, "synthetic:7b: found the size '7b', expected 20b, 120b or small", "info", "synthetic:7b")
+        expected = "found the name of random weights, expected a path, or --synthetic 20b --dense fp8 in its place"
+        self.refuses(2, "synthetic:20b:fp8: " + expected, "convert", "synthetic:20b:fp8", made)
+        self.refuses(2, "synthetic:20b:fp8: " + expected, "bench", "decode", "--model", "synthetic:20b:fp8", "--device", "cpu")
         self.refuses(7, "synthetic:20b: found no GPU for these weights", "generate", "--synthetic", "20b", "--device", "cpu", "--ids", self.ids)
 
     def test_dense_matrices_of_a_checkpoint_become_an_archives_at_loading(self):

@@ -13,11 +13,14 @@
 #include "ingot/io/json.h"
 #include "ingot/models/checkpoint/stored_tensors.h"
 #include "ingot/models/decode/cpu/decoder.h"
+#include "ingot/models/decode/weights/builder.h"
 #include "ingot/models/families/family.h"
 #include "ingot/models/gpt/artifact/artifact.h"
 #include "ingot/models/gpt/config/config.h"
 #include "ingot/models/gpt/config/parameters.h"
 #include "ingot/models/gpt/config/program.h"
+#include "ingot/models/gpt_oss/archive.h"
+#include "ingot/models/gpt_oss/synthetic.h"
 #include "ingot/models/gpt_oss/weights.h"
 
 namespace ingot::cli {
@@ -93,7 +96,7 @@ void print(const std::string& what, const OrderedJson& r) {
   print_config(r["config"]);
 }
 
-// --- GPT-OSS: described from the headers alone
+// --- GPT-OSS: described from the headers alone, or from the name of random weights
 int64_t parameters_of(const GptOssConfig& c) {
   const int64_t attention =
       c.hidden * (2 * c.q_width() + 2 * c.kv_width()) + c.heads + (c.attention_bias ? c.qkv_width() + c.hidden : 0);
@@ -140,9 +143,9 @@ void describe_files(const std::string& given, OrderedJson& r) {
     r["bytes"] = set.bytes();
   }
 }
-OrderedJson describe_gpt_oss(const std::string& path) {
-  const GptOssConfig config = read_gpt_oss_config(path);
-  const int64_t weights = gpt_oss_weight_bytes(path, config);  // also checks every tensor's name, shape and type
+// `weights` are the bytes in memory; `describe_source` adds the keys of the place from which the weights come.
+template <class DescribeSource>
+OrderedJson describe_gpt_oss(const GptOssConfig& config, int64_t weights, DescribeSource&& describe_source) {
   const int64_t inactive = config.experts - config.experts_per_token;
   const int64_t expert = 3 * config.hidden * config.intermediate + 2 * config.intermediate + config.hidden;
   constexpr int64_t kContext = 4096;
@@ -150,12 +153,32 @@ OrderedJson describe_gpt_oss(const std::string& path) {
   OrderedJson r;
   r["parameters"] = parameters_of(config);
   r["parameters_per_token"] = parameters_of(config) - config.layers * inactive * expert;
-  describe_files(path, r);
+  describe_source(r);
   r["memory_bytes"] = {{"weights", weights},
                        {"context", context},
                        {"with_context", weights + decoder_bytes(config, config.layers, {.context = context})}};
   r["config"] = OrderedJson::parse(to_json(config));
   return r;
+}
+OrderedJson describe_gpt_oss(const std::string& path) {
+  const GptOssConfig config = read_gpt_oss_config(path);
+  const int64_t weights = gpt_oss_weight_bytes(path, config);  // also checks every tensor's name, shape and type
+  return describe_gpt_oss(config, weights, [&](OrderedJson& r) { describe_files(path, r); });
+}
+OrderedJson describe_synthetic(const SyntheticModel& model) {
+  const GptOssConfig config = synthetic_gpt_oss(model.size);
+  const DecoderWeights w = decode::shapes_of(config, model.dense, WeightFormat::mxfp4);
+  int64_t bytes = w.embed.data.bytes() + w.head.data.bytes() + w.norm.bytes();
+  for (const DecoderLayer& l : w.layers) {
+    for (const WeightMatrix* m : {&l.qkv, &l.o, &l.router, &l.gate_up, &l.down}) bytes += m->data.bytes();
+    for (const Tensor* t :
+         {&l.attn_norm, &l.mlp_norm, &l.b_qkv, &l.b_o, &l.b_router, &l.sinks, &l.b_gate_up, &l.b_down})
+      bytes += t->bytes();
+  }
+  return describe_gpt_oss(config, bytes, [&](OrderedJson& r) {
+    r["random_weights"] = true;
+    r["dense"] = name_of(model.dense), r["experts"] = name_of(WeightFormat::mxfp4);
+  });
 }
 // Describes a model of a family other than GPT-OSS; the number of parameters is the number of elements of its tensors.
 OrderedJson describe_family(const std::string& path) {
@@ -194,8 +217,11 @@ void print_gpt_oss(const std::string& what, const OrderedJson& r) {
   write_out(what + "\n");
   row("parameters", with_commas(r["parameters"].get<int64_t>()));
   row("  used for each token", with_commas(r["parameters_per_token"].get<int64_t>()));
-  row("tensors", with_commas(r["tensors"].get<int64_t>()) + " in " + counted(r["files"].get<int64_t>(), "file") + ", " +
-                     format_bytes(r["bytes"].get<double>()));
+  if (r.contains("random_weights"))
+    row("weights", "random, dense " + r["dense"].get<std::string>() + ", experts " + r["experts"].get<std::string>());
+  else
+    row("tensors", with_commas(r["tensors"].get<int64_t>()) + " in " + counted(r["files"].get<int64_t>(), "file") +
+                       ", " + format_bytes(r["bytes"].get<double>()));
   if (r.contains("archive_version"))
     row("archive", "version " + std::to_string(r["archive_version"].get<int>()) + ", dense " +
                        r["dense"].get<std::string>() +
@@ -221,8 +247,10 @@ void add_info(Command& root) {
   };
   Command& c = root.add("info", "Describes a model: sizes, parameters, configuration");
   auto o = std::make_shared<InfoOptions>();
-  c.text("RUN", o->run,
-         "a run's directory, a checkpoint, an artifact or an archive, also of a published model (default: the preset)");
+  c.text(
+      "RUN", o->run,
+      "a run's directory, a checkpoint, an artifact or an archive, also of a published model, or random weights such "
+      "as synthetic:20b (default: the preset)");
   c.text("--preset NAME", o->preset,
          "a preset: demo, nano, nano-golf, nano-golf-loop, golf-small, golf (default: demo)");
   c.section("model", o->model, to_json(GptConfig{}));
@@ -231,14 +259,18 @@ void add_info(Command& root) {
   ingot info --preset golf --json
   ingot info --preset nano --set model.layers=12
   ingot info runs/a
-  ingot info gpt-oss-20b)");
+  ingot info gpt-oss-20b
+  ingot info synthetic:120b:fp8)");
   c.run([o, &c] {
     if (!o->run.empty()) c.refuse_given({"preset"}, "RUN, which has a configuration");
     if (!o->run.empty() && o->model != "{}")
       fail(ErrorCode::usage, "found RUN and keys of a model, expected one of them: the run has a configuration");
     OrderedJson report;
-    if (!o->run.empty() && (is_family(o->run) || is_gpt_oss(o->run))) {
-      report = is_family(o->run) ? describe_family(o->run) : describe_gpt_oss(o->run);
+    const auto synthetic = synthetic_model(o->run);
+    if (synthetic || (!o->run.empty() && (is_family(o->run) || is_gpt_oss(o->run)))) {
+      report = synthetic           ? describe_synthetic(*synthetic)
+               : is_family(o->run) ? describe_family(o->run)
+                                   : describe_gpt_oss(o->run);
       return o->json ? write_out(show_json(report) + "\n") : print_gpt_oss(o->run, report);
     }
     if (o->run.empty()) {

@@ -12,6 +12,7 @@
 #include "ingot/io/json.h"
 #include "ingot/models/families/family.h"
 #include "ingot/models/gpt_oss/config.h"
+#include "ingot/models/gpt_oss/synthetic.h"
 
 namespace ingot::cli {
 
@@ -176,7 +177,11 @@ void require_gpt_oss(const std::string& path) {
   if (is_family(path)) fail(ErrorCode::unsupported, path, ": found a model of another family, expected GPT-OSS");
   if (!is_gpt_oss(path)) refuse_other_than("GPT-OSS", path);
 }
+// Only `convert` and `bench decode`, which have --synthetic and --dense, call this with a name of random weights.
 void require_published(const std::string& path) {
+  if (const auto random = synthetic_model(path))
+    fail(ErrorCode::usage, path, ": found the name of random weights, expected a path, or --synthetic ", random->size,
+         " --dense ", random->dense, " in its place");
   if (!is_gpt_oss(path) && !is_family(path))
     refuse_other_than("GPT-OSS, Llama, Mistral, Qwen or Gemma (docs/models.md)", path);
 }
