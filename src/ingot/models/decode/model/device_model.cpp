@@ -9,6 +9,7 @@
 #include "ingot/kernels/rope/rope.h"
 #include "ingot/models/decode/megakernel/megakernel.h"
 #include "ingot/models/decode/megakernel/token_kernel_form.h"
+#include "ingot/models/decode/model/no_megakernel.h"
 #include "ingot/models/decode/phased/ranks.h"
 #include "ingot/models/decode/prefilter/int8_prefilter.h"
 
@@ -148,6 +149,18 @@ void build_prompt(DeviceBuilder& b, const DecoderSpec& c, int64_t tokens, int ra
   lay_out(c, tokens, ranks > 1, memory, prompt);
 }
 
+MegakernelModel megakernel_model_of(const Model& m) {
+  const WeightFormat format = m.head.format;
+  const bool one_format = std::all_of(m.layers.begin(), m.layers.end(), [&](const Layer& l) {
+    return l.qkv.format == format && l.o.format == format && l.gate_up.format == format && l.down.format == format;
+  });
+  return {.head_dim = m.config.head_dim,
+          .cache_dim = cache_dim(m.config),
+          .dense_mlp = has_dense_mlp(m.config),
+          .shared_by_gpus = m.kv_heads >= 0,
+          .one_format = one_format};
+}
+
 }  // namespace
 
 DeviceHead::Sizes DeviceModel::head_sizes(const DecoderSpec& c, const DecoderOptions& o) {
@@ -279,8 +292,8 @@ DeviceModel::DeviceModel(const DecoderSpec& c, const DecoderWeights& w, const De
   if (megakernel_) use_row_kernel(RowKernelUse::where_faster);
   if (!as_wanted && gpu::limits(device_).hopper && megakernel_path(c) == DecodePath::family_megakernel &&
       unsupported_reason(c, DecodePath::family_megakernel).empty())
-    log_warn("decode: found heads of ", c.head_dim, " numbers, matrices in several formats, or several GPUs, which ",
-             "the megakernel does not take: a token takes a launch for each phase of a layer");
+    log_warn("decode: found ", no_megakernel_reason(megakernel_model_of(slots_[0].model)),
+             ", which the megakernel does not take: a token takes a launch for each phase of a layer");
   rotations.fill(c, context_);
 }
 
