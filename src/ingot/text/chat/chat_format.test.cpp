@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "ingot/text/chat/harmony_bytes.test.h"
+#include "ingot/text/chat/turns.h"
 
 namespace ingot {
 namespace {
@@ -25,6 +26,29 @@ class Efforts final : public ChatFormat {
  private:
   std::vector<std::string> efforts_;
 };
+
+// The right sides are the output of Python's json.dumps.
+TEST(chat_format, numbers_of_a_call_are_those_of_python) {
+  for (const auto& [json, python] :
+       std::vector<std::pair<std::string, std::string>>{{"1e15", "1000000000000000.0"},
+                                                        {"-1234567890123456.7", "-1234567890123456.8"},
+                                                        {"9.999999999999998e15", "9999999999999998.0"},
+                                                        {"1e16", "1e+16"},
+                                                        {"123456789012345.0", "123456789012345.0"},
+                                                        {"0.0001", "0.0001"},
+                                                        {"0.00001", "1e-05"},
+                                                        {"1.5E-7", "1.5e-07"},
+                                                        {"1e300", "1e+300"},
+                                                        {"5e-324", "5e-324"},
+                                                        {"1.0", "1.0"},
+                                                        {"-0.0", "-0.0"},
+                                                        {"100", "100"},
+                                                        {"0.1", "0.1"},
+                                                        {"9007199254740993", "9007199254740993"}}) {
+    EXPECT_EQ(python_json(json), python);
+    EXPECT_EQ(python_json("{\"x\":[" + json + "]}"), "{\"x\": [" + python + "]}");
+  }
+}
 
 TEST(chat_format, the_nearest_effort_of_a_format_is_taken) {
   const HarmonyFormat& harmony = testing::harmony_format();

@@ -1,6 +1,9 @@
 #include "ingot/text/chat/turns.h"
 
 #include <algorithm>
+#include <charconv>
+#include <cmath>
+#include <iterator>
 
 #include "ingot/core/check.h"
 #include "ingot/io/json.h"
@@ -108,6 +111,16 @@ std::optional<std::string> take_system_text(const ChatConversation& c, std::vect
 }
 
 namespace {
+// As Python's repr(): the shortest digits that give the same number, without an exponent from 1e-4 up to 1e16.
+std::string number_text(double x) {
+  char text[32];
+  const double size = std::abs(x);
+  const bool fixed = size == 0 || (size >= 1e-4 && size < 1e16);
+  const auto end =
+      std::to_chars(text, std::end(text), x, fixed ? std::chars_format::fixed : std::chars_format::scientific);
+  std::string out(text, end.ptr);
+  return fixed && out.find('.') == std::string::npos ? out + ".0" : out;
+}
 std::string dumped(const OrderedJson& json) {
   std::string out;
   if (json.is_object()) {
@@ -119,7 +132,7 @@ std::string dumped(const OrderedJson& json) {
     for (const OrderedJson& value : json) out += (out.empty() ? "" : ", ") + dumped(value);
     return "[" + out + "]";
   }
-  return json.dump();
+  return json.is_number_float() ? number_text(json.get<double>()) : json.dump();
 }
 OrderedJson declaration_of(const ChatFunction& f) {
   OrderedJson function = {{"name", f.name}};
