@@ -51,6 +51,15 @@ class Frame(InDirectory):
             self.assertEqual((report["kernels"], report["runs_models"]), (kernels, kernels in ("portable", "hopper")), gpu)
             self.assertIn(f"compute capability {report['compute_capability']}: ", ingot("doctor", env=driver).text)
             self.assertIn(words, ingot("doctor", env=driver).text)
+        limited = {"LD_LIBRARY_PATH": str(self.directory), "GPU": "090", "INGOT_GPU_AS": "8.6"}
+        report = json.loads(ingot("doctor", "--json", env=limited).text)["gpus"][0]
+        self.assertEqual((report["compute_capability"], report["limited_to"], report["kernels"]), ("9.0", "8.6", "portable"))
+        self.assertIn("compute capability 9.0, limited to 8.6 by INGOT_GPU_AS: operations and models by the portable variants", ingot("doctor", env=limited).text)
+
+    def test_a_compute_capability_without_limits_is_refused_by_the_name_of_the_variable(self):
+        for command in (["doctor"], ["info", "--preset", "nano"]):
+            self.refuses(2, "INGOT_GPU_AS: compute capability: found '7.0', expected one of 8.0, 8.6, 8.9, 9.0", *command, env={"INGOT_GPU_AS": "7.0"})
+            self.assertEqual(ingot(*command, env={"INGOT_GPU_AS": "8.0"}).returncode, 0)
 
     def test_doctor_finds_cublaslt_where_pythons_packages_have_it(self):
         any_library = next((path for path in pathlib.Path("/proc/self/maps").read_text().split() if "/libm.so" in path or "/libm-" in path), None)

@@ -75,6 +75,12 @@ std::string described_kernels(const std::string& kernels) {
          "; models run on the CPU, as their kernels need 8.0";
 }
 
+// The compute capability to whose limits INGOT_GPU_AS reduces those of a GPU, or empty.
+std::string limited_to() {
+  const char* const capability = std::getenv("INGOT_GPU_AS");
+  return capability == nullptr ? "" : capability;
+}
+
 // The driver's own list of GPUs, through the few entry points needed (their signatures belong to the driver API and
 // have been stable since CUDA 2).
 OrderedJson gpus() {
@@ -99,12 +105,16 @@ OrderedJson gpus() {
     get_attribute(&major, kMajor, device);
     get_attribute(&minor, kMinor, device);
     get_attribute(&multiprocessors, kMultiprocessors, device);
+    std::string kernels = kernels_of_gpu(major, minor);
+    const std::string limits = limited_to();
+    if (kernels == "hopper" && !limits.empty() && limits != "9.0") kernels = "portable";
     found.push_back({{"name", name},
                      {"memory_bytes", memory},
                      {"compute_capability", std::to_string(major) + "." + std::to_string(minor)},
                      {"multiprocessors", multiprocessors},
-                     {"kernels", kernels_of_gpu(major, minor)},
+                     {"kernels", kernels},
                      {"runs_models", major >= 8}});
+    if (!limits.empty()) found.back()["limited_to"] = limits;
   }
   return found;
 }
@@ -179,7 +189,9 @@ void print_machine(const OrderedJson& r) {
   if (r["gpus"].empty()) row("GPU", "none: everything runs on the CPU");
   for (const auto& gpu : r["gpus"])
     row("GPU", text(gpu["name"]) + ", " + size(gpu["memory_bytes"]) + ", compute capability " +
-                   text(gpu["compute_capability"]) + ": " + described_kernels(text(gpu["kernels"])));
+                   text(gpu["compute_capability"]) +
+                   (gpu.contains("limited_to") ? ", limited to " + text(gpu["limited_to"]) + " by INGOT_GPU_AS" : "") +
+                   ": " + described_kernels(text(gpu["kernels"])));
   write_out("\nFound\n");
   for (const auto& [name, where] : r["found"].items()) row(name, text(where));
   if (!r["missing"].empty()) write_out("\nMissing (each optional)\n");

@@ -20,6 +20,7 @@
 #include "ingot/core/log.h"
 #include "ingot/core/progress.h"
 #include "ingot/core/version.h"
+#include "ingot/gpu/limits.h"
 #include "ingot/io/file.h"
 #include "ingot/io/json.h"
 #include "ingot/io/utf8.h"
@@ -577,6 +578,17 @@ int report(const std::string& who, const std::string& message, int status) {
 }
 }  // namespace
 
+namespace {
+// Refuses a wrong INGOT_GPU_AS in every command, also where no GPU is used and nothing else reads the variable.
+void check_gpu_variable() {
+  const char* const capability = std::getenv("INGOT_GPU_AS");
+  if (capability == nullptr || *capability == 0) return;
+  try {
+    (void)gpu::limits_of(capability);
+  } catch (const Error& e) { fail(ErrorCode::usage, "INGOT_GPU_AS: ", e.what()); }
+}
+}  // namespace
+
 int run(Command& root, int argc, char** argv) {
   std::signal(SIGPIPE, SIG_IGN);  // a write to a closed pipe returns EPIPE instead
   std::signal(SIGXFSZ, SIG_IGN);  // a write beyond the file size limit returns EFBIG instead
@@ -590,6 +602,7 @@ int run(Command& root, int argc, char** argv) {
       app.parse(argc, argv);
       log_debug("ingot ", version(), " (", commit(), ") on ", cpu_model(), ", ", cpu_count(), " CPUs");
       if (const std::string message = program.swallowed_option(); !message.empty()) fail(ErrorCode::usage, message);
+      check_gpu_variable();
       program.execute();
     } catch (const CLI::CallForHelp&) { write_out(app.help()); } catch (const CLI::CallForVersion& e) {
       write_out(std::string(e.what()) + "\n");
