@@ -90,7 +90,7 @@ def draw_case(family, draw, case):
     if family.startswith("qwen"):
         c |= dict(use_sliding_window=bool(draw.below(2)), sliding_window=29, max_window_layers=1)
         if c["use_sliding_window"]:
-            for l in layer[1:]:
+            for l in layer if family == "qwen3_moe" else layer[1:]:  # transformers' mixtures have the window in all layers
                 l.window = 29
         s.qkv_bias = True
     if family.startswith("qwen3"):
