@@ -21,6 +21,7 @@ constexpr SamplingOptions kDeviceOptions[] = {
     {.top_p = 0.999},
     {.top_p = 1e-9},
     {.min_p = 0.3},
+    {.min_p = 1},
     {.temperature = 1.4426950408889634, .min_p = 0.25},  // a logit is an octave, and tied logits lie at the bound
     {.temperature = 1e9, .top_p = 0.9},
     {.temperature = 1e-300},
