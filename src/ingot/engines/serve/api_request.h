@@ -62,7 +62,7 @@ struct ApiRequest {
   int64_t tokens = -1;  // the most new tokens; -1: as many as fit, for a completion request 16
   SamplingOptions sampling;
   std::optional<uint64_t> seed;
-  std::string prediction;  // text that the answer of a chat is expected to contain
+  std::optional<std::string> prediction;  // text that the answer of a chat is expected to contain
   std::vector<std::string> stop;
   std::vector<LogitBias> bias;
   double frequency_penalty = 0, presence_penalty = 0;

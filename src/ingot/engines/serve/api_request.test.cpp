@@ -358,7 +358,8 @@ TEST(api_request, a_prediction_is_text_or_parts_of_text) {
   const auto prediction = [](const std::string& value) {
     return parse_api_request(chat_with(R"("prediction": )" + value), true).prediction;
   };
-  EXPECT_EQ(prediction("null"), "");
+  EXPECT_FALSE(prediction("null").has_value());
+  EXPECT_EQ(prediction(R"({"type": "content", "content": ""})"), "");
   EXPECT_EQ(prediction(R"({"type": "content", "content": "int x;"})"), "int x;");
   EXPECT_EQ(
       prediction(

@@ -126,7 +126,7 @@ struct CompletionWriter::Json {
                        {"predicted_n", tokens},
                        {"predicted_ms", token_seconds * 1e3},
                        {"predicted_per_second", later > 0 && token_seconds > 0 ? double(later) / token_seconds : 0}}}};
-    if (!w.request_.prediction.empty()) {
+    if (w.request_.prediction) {
       OrderedJson& details = r["usage"]["completion_tokens_details"];
       details["accepted_prediction_tokens"] = drafts.predicted_accepted;
       details["rejected_prediction_tokens"] = drafts.predicted - drafts.predicted_accepted;

@@ -59,6 +59,17 @@ TEST(completions, usage_counts_a_prompt_once_for_its_choices_and_the_tokens_of_a
   EXPECT_EQ(all["choices"][1]["finish_reason"], "length");
 }
 
+TEST(completions, usage_counts_the_tokens_of_every_prediction_also_of_an_empty_one) {
+  const auto details = [](const std::string& more) {
+    const ApiRequest r = request_of(kChat + more + "}", true);
+    return parse_json(writer_of(r).whole({CompletionChoice{}}), "answer")["usage"]["completion_tokens_details"];
+  };
+  EXPECT_FALSE(details("").contains("accepted_prediction_tokens"));
+  const Json empty = details(R"(, "prediction": {"type": "content", "content": ""})");
+  EXPECT_EQ(empty.value("accepted_prediction_tokens", -1), 0);
+  EXPECT_EQ(empty.value("rejected_prediction_tokens", -1), 0);
+}
+
 TEST(completions, an_answer_of_calls_alone_has_no_content) {
   const ApiRequest r = request_of(std::string(kChat) + "}", true);
   std::vector<CompletionChoice> choices(1);

@@ -364,9 +364,9 @@ std::vector<Service::Prompt> Service::prompts_of(const ApiRequest& r) const {
 // these tokens locates the beginning of the prediction.
 std::vector<int32_t> Service::prediction_of(const ApiRequest& r, const std::vector<int32_t>& prompt) const {
   constexpr int64_t kTokensBefore = 4;
-  if (r.prediction.empty()) return {};
+  if (!r.prediction || r.prediction->empty()) return {};
   ChatConversation conversation = conversation_for(r);
-  conversation.messages.push_back({.role = ChatRole::assistant, .content = r.prediction});
+  conversation.messages.push_back({.role = ChatRole::assistant, .content = *r.prediction});
   const std::vector<int32_t> ids = vocabulary_.chat->prompt(conversation);
   const auto end_of_prompt = std::mismatch(ids.begin(), ids.end(), prompt.begin(), prompt.end()).first;
   return {end_of_prompt - std::min<int64_t>(kTokensBefore, end_of_prompt - ids.begin()), ids.end()};
