@@ -233,7 +233,8 @@ class GptOss(TinyGptOss):
             self.assertNotIn("drafts", plain)
             accepted += drafted["drafts"]["accepted"]
         self.assertGreater(accepted, 0)
-        # Steps so costly that no draft pays, in fewer steps than those after which one is tried again: the report says that there was none.
+        # With these costs a draft never pays, and the answer is shorter than the interval after which the program tries a draft again, so no draft is made:
+        # the report must say so, because drafts were asked for.
         none = ingot(*ask[:8], "--tokens", 30, "--draft", "lookup", "--draft-costs", "100,10000")
         self.assertEqual(json.loads(none.text)["drafts"], dict(steps=0, tokens=0, accepted=0))
         for tokens, costs, said in ((30, "100,10000", ", no drafts;"), (200, "100,101,102,103,104", r", \d+ of \d+ draft tokens accepted;")):

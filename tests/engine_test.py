@@ -383,7 +383,7 @@ class Tools(unittest.TestCase):
     def test_prompts_equal_the_published_templates(self):
         counts = {}
         for case in json.loads(GOLDENS.read_text()):
-            if "default_system" in case:  # text of a template, which these models do not have
+            if "default_system" in case:  # the published template adds a system text of its own, which these test models do not have
                 continue
             messages, called = [], []
             for role, content, more in case["messages"]:

@@ -98,6 +98,18 @@ def ours(program, tokenizer, texts):
     return lists_of(subprocess.run([program, tokenizer], input=frames(texts), stdout=subprocess.PIPE, check=True).stdout)
 
 
+def differences(name, program, path, peer, texts):
+    """How many texts get ids by the tokenizer at `path` that differ from those of `peer`, the same tokenizer in Hugging Face's package; prints the first three."""
+    count = 0
+    for text, found in zip(texts, ours(program, str(path), texts), strict=True):
+        wanted = peer.encode(text, add_special_tokens=False).ids
+        if found != wanted:
+            count += 1
+            if count <= 3:
+                print(f"{name}: {text[:80]!r}: found {found[:40]}, expected {wanted[:40]}")
+    return count
+
+
 def lists_of(out):
     lists, at = [], 0
     while at < len(out):
@@ -163,16 +175,9 @@ def families(program, json_file, texts, rng):
         path.write_text(json.dumps(document))
         peer = Tokenizer.from_file(str(path))
         peer.encode_special_tokens = True
-        differ[name] = 0
-        for text, found in zip(texts, ours(program, str(path), texts), strict=True):
-            # The package's normalization uses an older version of Unicode, in which 120 marks have no combining class.
-            if nfc and NFC().normalize_str(text) != unicodedata.normalize("NFC", text):
-                continue
-            wanted = peer.encode(text, add_special_tokens=False).ids
-            if found != wanted:
-                differ[name] += 1
-                if differ[name] <= 3:
-                    print(f"{name}: {text[:80]!r}: found {found[:40]}, expected {wanted[:40]}")
+        # The package's normalization uses an older version of Unicode, in which 120 marks have no combining class.
+        same = [t for t in texts if not nfc or NFC().normalize_str(t) == unicodedata.normalize("NFC", t)]
+        differ[name] = differences(name, program, path, peer, same)
     return differ
 
 
@@ -204,13 +209,7 @@ def byte_fallback(program, folder, training, texts):
         path.write_text(json.dumps(base | {"added_tokens": special + more, "normalizer": normalizer, "pre_tokenizer": pre, "decoder": None}))
         peer = Tokenizer.from_file(str(path))
         peer.encode_special_tokens = True
-        differ[name] = 0
-        for text, found in zip(texts, ours(program, str(path), texts), strict=True):
-            wanted = peer.encode(text, add_special_tokens=False).ids
-            if found != wanted:
-                differ[name] += 1
-                if differ[name] <= 3:
-                    print(f"{name}: {text[:80]!r}: found {found[:40]}, expected {wanted[:40]}")
+        differ[name] = differences(name, program, path, peer, texts)
     return differ
 
 

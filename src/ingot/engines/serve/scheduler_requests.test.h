@@ -50,7 +50,8 @@ struct Asked {
     return o;
   }
 };
-// The answer of a decoder that serves no other request.
+// The answer to the request `r` by a decoder of its own, without a scheduler and without other requests: what the
+// scheduler must give beside any other requests.
 inline Answer alone(const ServedModel& m, const ServeRequest& r) {
   const auto decoder = m.decoder(1, 400);
   SessionOptions o{.tokens = r.tokens, .sampling = r.sampling, .seed = r.seed, .stop_ids = r.stop_ids, .bias = r.bias};
