@@ -17,6 +17,7 @@ import check_cuda  # noqa: E402
 import check_layers  # noqa: E402
 import check_names  # noqa: E402
 import pronouns  # noqa: E402
+import same_kernels  # noqa: E402
 
 
 class RecordOfCudaGates(unittest.TestCase):
@@ -203,6 +204,32 @@ class Tutorial(unittest.TestCase):
         self.assertEqual(list(missing_quotes(page, lambda name: "int a;\nint b;\nint c;\n")), [])
         for text in ("int a;\nint b;\nint d;\n", "int c;\nint a;\n"):
             self.assertEqual(list(missing_quotes(page, lambda name: text)), ["a.h: int c;"])
+
+
+class KernelsThatHopperDoesNotLaunch(unittest.TestCase):
+    """same_kernels.PORTABLE rests on the places at which these kernels are launched."""
+
+    def test_kernels_are_told_apart_by_instructions_and_namespaces(self):
+        same_kernels.self_check()
+
+    def test_each_launch_is_behind_the_choice_of_a_variant(self):
+        sources = {path.relative_to(ROOT).as_posix(): path.read_text(encoding="utf-8") for kind in ("*.cu", "*.cuh", "*.h", "*.cpp") for path in (ROOT / "src").rglob(kind)
+                   if ".test." not in path.name}
+
+        def places(pattern):
+            return {name for name, text in sources.items() if re.search(pattern, re.sub(r"//.*", "", text))}
+        # Products name the portable core only through gemm::with_core(), which asks for the variant.
+        self.assertEqual({name for name in places(r"\bPortableCore\b") if "/gemm/portable/" not in name}, {"src/ingot/gpu/gemm/variant.h"})
+        for launch, place, choice in ((r"\bgrouped::launch_portable\(|^  launch_portable\(a, p, limits", "src/ingot/kernels/grouped/grouped.cu", "gemm::Variant::hopper) return launch_hopper"),
+                                      (r"\battention_portable::(forward|backward)\(", "src/ingot/kernels/attention/attention.cu", "AttentionVariant::hopper)")):
+            self.assertEqual(places(f"(?m){launch}"), {place})
+            before = 0
+            for found in re.finditer(launch, sources[place], re.MULTILINE):
+                self.assertIn(choice, sources[place][before:found.start()], found[0])
+                before = found.end()
+        # Each kernel in these namespaces stands in the folder of the launch.
+        namespaces = {name: text for name, text in sources.items() if re.search(r"^namespace ingot::(gemm::portable|cuda::(attention|grouped)_portable) ", text, re.MULTILINE)}
+        self.assertEqual({name for name in namespaces if "/portable/" not in name}, set())
 
 
 if __name__ == "__main__":

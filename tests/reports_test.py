@@ -220,6 +220,21 @@ class Reports(unittest.TestCase):
             self.assertEqual(found.pop("same_kernels"), {"tree": reports.tree_hash("rmsnorm"), "kernels": 2, "changed": [names[2]]})
             self.assertEqual(found, report)
             self.assertIn("0 stale", said(check_reports.main))
+            # A portable kernel differs, which a Hopper GPU does not launch.
+            core = "_ZN5ingot4gemm8portable20portable_gemm_kernelIvEEvT_"
+            for root, code in (("old", "EXIT"), ("new", "NOP")):
+                (build / root / "CMakeFiles" / "ingot.dir" / "src" / "ingot" / "gpu" / "b.cu.o").write_text(kept.replace("EXIT", code).replace(": k", f": {core}"))
+            for of_gpu, line, entry in (("NVIDIA H200", "2 kernels are the same, 0 new ones, 1 files changed, 1 portable kernels not compared", {"ingot::gemm::portable": 1}),
+                                     ("NVIDIA A100", "stays stale, 1 of 3 kernels are gone or others: " + core, None)):
+                path.write_text(json.dumps({**report, "gpu": of_gpu}))
+                same_kernels.kernels_of_object.cache_clear()
+                self.assertIn(line, said(same_kernels.keep_reports, old, build / "old", build / "new"))
+                self.assertEqual(json.loads(path.read_text()).get("same_kernels", {}).get("not_launched"), entry)
+                self.assertEqual("1 portable ones, which that GPU does not launch" in said(check_reports.main), entry is not None)
+            path.write_text(json.dumps({**report, "gpu": "NVIDIA H200"}))
+            with unittest.mock.patch.object(same_kernels, "RUNS_PORTABLE", {"rmsnorm"}):  # a suite that does launch portable kernels
+                self.assertIn("stays stale, 1 of 3 kernels", said(same_kernels.keep_reports, old, build / "old", build / "new"))
+            path.write_text(json.dumps(report))
             (new / names[0]).write_text("changed again")
             self.assertIn("1 stale", said(check_reports.main))
         same_kernels.kernels_of_object.cache_clear()

@@ -26,7 +26,9 @@ def main():
         now = reports.tree_hash(path.stem)
         if report["tree"] != now and reports.holds(report, now):
             kept = report["same_kernels"]
-            same.append(f"{name}: its {kept['kernels']} kernels are the same machine code, {len(kept.get('new', []))} are new and not in it; changed since: {', '.join(kept['changed'])}")
+            same.append(f"{name}: its {kept['kernels']} kernels are the same machine code, {len(kept.get('new', []))} are new and not in it"
+                        + (f", {sum(kept['not_launched'].values())} portable ones, which that GPU does not launch, were not compared" if kept.get("not_launched") else "")
+                        + f"; changed since: {', '.join(kept['changed'])}")
         elif report["tree"] != now:
             stale.append(f"{name}: measured tree {report['tree']} on {report['date']}, the tree is now {now} ({reports.how_to_measure(path.stem)} on that GPU)")
     for line in broken:

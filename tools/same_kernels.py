@@ -11,6 +11,11 @@ Compares the kernels for every report under bench/results that measured OLD_TREE
 are the same, the report gets the entry `same_kernels`: this tree's hash, the number of kernels, the changed files, and new kernels, which the report
 does not measure; the report is then not stale. Host code that chooses among kernels, tiles or grids is not compared: read the changed files. Exempt
 are host_cost, which measures the host, and, where the choice among cuBLASLt's kernels changed, the suites that use cuBLASLt.
+
+A Hopper GPU launches no kernel of the namespaces in PORTABLE: the choices of a variant (gemm::variant_of, attention_variant; tested with Hopper's limits)
+exclude these kernels. The comparison therefore leaves these kernels out, and the entry names the namespaces and the number of kernels (`not_launched`).
+The suites in RUNS_PORTABLE do launch such kernels and compare them. Portable kernels of other namespaces (experts, MLPs in fp32) run on
+Hopper too, and every suite compares them. A report of another GPU than Hopper compares all kernels.
 """
 import collections
 import functools
@@ -26,6 +31,10 @@ import reports
 
 NO_CUOBJDUMP = 77
 CHOICE = {"src/ingot/gpu/cublaslt.cpp", "src/ingot/gpu/cublaslt.h"}  # choose among kernels outside Ingot's objects
+# The namespaces of kernels that only GPUs other than Hopper launch, and a Hopper GPU with INGOT_GPU_AS or in a test of such a kernel.
+PORTABLE = ("ingot::gemm::portable", "ingot::cuda::attention_portable", "ingot::cuda::grouped_portable")
+RUNS_PORTABLE = {"portable", *reports.NO_BENCHMARKS}
+HOPPER = re.compile(r"\b(H[12]00|H20|GH200)\b")  # the names of Hopper GPUs
 FUNCTION = re.compile(r"^\s*Function : (\S+)")
 # An instruction and its encoding, or the second half of an encoding.
 CODE = re.compile(r"^\s*(/\*[0-9a-f]{4,}\*/.*|/\* 0x[0-9a-f]{16} \*/)\s*$")
@@ -63,6 +72,24 @@ def only_in(one, other):
     return sorted(name for body, names in one.items() for name in names[len(other.get(body, [])):])
 
 
+def mangled(namespace):
+    """How the mangled names of the namespace's members begin. A template argument of the namespace stands later in a name."""
+    return "_ZN" + "".join(f"{len(part)}{part}" for part in namespace.split("::"))
+
+
+def without_portable(found):
+    """The kernels of `found` that a Hopper GPU launches, and the number of those of each namespace in PORTABLE."""
+    kept, left_out = collections.defaultdict(list), collections.Counter()
+    for body, names in found.items():
+        for name in names:
+            place = next((n for n in PORTABLE if name.startswith(mangled(n))), None)
+            if place is None:
+                kept[body].append(name)
+            else:
+                left_out[place] += 1
+    return kept, left_out
+
+
 @functools.cache
 def kernels_of_object(path):
     """Like kernels_of(); an object may have host code only."""
@@ -97,6 +124,9 @@ def keep_reports(old_tree, old_build, new_build):
         if suite == "host_cost" or reports.holds(report, now) or not reports.holds(report, reports.tree_hash(suite, old_tree)):
             continue
         old, new = kernels_of_suite(suite, old_build, old_tree), kernels_of_suite(suite, new_build, reports.ROOT)
+        left_out = {}
+        if suite not in RUNS_PORTABLE and HOPPER.search(report["gpu"]):
+            (old, left_out), (new, _) = without_portable(old), without_portable(new)
         count = sum(len(names) for names in old.values())
         gone, more = only_in(old, new), only_in(new, old)
         if gone or count == 0:
@@ -108,9 +138,11 @@ def keep_reports(old_tree, old_build, new_build):
             continue
         more = sorted({*more, *report.get("same_kernels", {}).get("new", [])})
         results = report.pop("results")
-        report = {**report, "same_kernels": {"tree": now, "kernels": count, "changed": sorted(changed), **({"new": more} if more else {})}, "results": results}
+        report = {**report, "same_kernels": {"tree": now, "kernels": count, "changed": sorted(changed), **({"not_launched": left_out} if left_out else {}),
+                                             **({"new": more} if more else {})}, "results": results}
         path.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
-        print(f"{name}: {count} kernels are the same, {len(more)} new ones, {len(changed)} files changed")
+        print(f"{name}: {count} kernels are the same, {len(more)} new ones, {len(changed)} files changed"
+              + (f", {sum(left_out.values())} portable kernels not compared" if left_out else ""))
 
 
 def self_check():
@@ -123,6 +155,11 @@ def self_check():
     same = kernels(text)
     assert only_in(kernels(renamed), same) == [] and only_in(kernels(operand), same) == ["a"] and only_in(kernels(bit), same) == ["a"]
     assert only_in(kernels(text + renamed), same) == ["b"]
+    portable = ["_ZN5ingot4gemm8portable20portable_gemm_kernelINS_4cuda7ProductEEEvT_", "_ZN5ingot4cuda18attention_portable12_GLOBAL__N_16kernelEv"]
+    # A namespace's name also begins longer ones, and stands among template arguments and parameters of other kernels.
+    others = ["_ZN5ingot4gemm6kernelINS0_8portable4TileEEEvT_", "_ZN5ingot4cuda15expert_portable6kernelEv", "_ZN5ingot4gemm9portable26kernelEv", "kernel"]
+    kept, left_out = without_portable({"body": portable + others})
+    assert kept == {"body": others} and left_out == {PORTABLE[0]: 1, PORTABLE[1]: 1}
 
 
 def main():

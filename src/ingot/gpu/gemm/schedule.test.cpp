@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "ingot/gpu/gemm/config.h"
+#include "ingot/gpu/gemm/variant.h"
 
 namespace ingot::gemm {
 namespace {
@@ -144,6 +145,21 @@ TEST(GemmConfig, EfficiencyIsOneOnlyWhereNothingIsWasted) {
   EXPECT_DOUBLE_EQ(efficiency({64 * 132, 128, 64}, kTurns128, 132), 0.5);
   EXPECT_DOUBLE_EQ(efficiency({128, 128, 64}, kTurns128, 132), 1.0 / 132);
   EXPECT_LT(efficiency({1, 1, 64}, kTurns192, 1), 0.01);
+}
+
+// tools/same_kernels.py relies on this: reports of a Hopper GPU do not depend on the portable kernels.
+TEST(GemmVariant, OnlyHopperHasItsVariantAndNoOther) {
+  EXPECT_EQ(variant_of(gpu::limits_of("9.0")), Variant::hopper);
+  EXPECT_EQ(variant_of(gpu::Limits{}), Variant::hopper);
+  for (const char* other : {"8.0", "8.6", "8.9", "10.0", "12.0"}) {
+    EXPECT_EQ(variant_of(gpu::limits_of(other)), Variant::portable) << other;
+    EXPECT_EQ(variant_of(gpu::imitate(gpu::Limits{}, gpu::limits_of(other))), Variant::portable) << other;
+  }
+  gpu::Limits limits = gpu::limits_of("9.0");
+  limits.hopper = false;  // the driver compiled the PTX
+  EXPECT_EQ(variant_of(limits), Variant::portable);
+  limits.capability = 75;
+  EXPECT_EQ(variant_of(limits), Variant::none);
 }
 
 }  // namespace
