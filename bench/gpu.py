@@ -8,7 +8,7 @@ MGRrmsnorm/src/rmsnorm_kernel.cu, MGRrmsnorm/megagemm/swiglu.py, mlp-megakernel/
 llama.cpp/llama-bench and llama.cpp/llama-server.
 A missing peer is listed in the report as absent; PyTorch eager and torch.compile always run. All other options
 go to the suites' programs (peers/gpu_<suite>.py --help). torch.compile's peers take most of the time of mlp, linear, swiglu, wide_mlp,
-cross_entropy, muon, attention, train and ttt: with --warm N, N processes compile a share each first, and the measuring process finds the kernels in PyTorch's cache.
+cross_entropy, muon, attention, train, ttt and portable: with --warm N, N processes compile a share each first, and the measuring process finds the kernels in PyTorch's cache.
 A report is written after each case. --continue completes an interrupted report of the same sources and GPU: only the missing last cases are measured, and the report keeps
 the ceilings of each run (not of decode, families, decode_gpus, prompt, train, ttt, host_cost and host_token).
 --stale measures, of the suites named or all, those without a complete report of these sources on this GPU: first those without any report, then the oldest. --minutes N
@@ -28,7 +28,7 @@ import reports  # noqa: E402
 
 SUITES = ("rmsnorm", "rope", "gate", "mlp", "linear", "experts", "swiglu", "wide_mlp", "cross_entropy", "muon", "attention", "decode", "families", "decode_gpus", "draft", "prompt", "serve", "train", "train_gpus", "train_memory", "generate", "ttt", "sampling",
           "host_cost", "host_token", "models", "portable")
-WARMED = ("mlp", "linear", "swiglu", "wide_mlp", "cross_entropy", "muon", "attention", "train", "ttt")
+WARMED = ("mlp", "linear", "swiglu", "wide_mlp", "cross_entropy", "muon", "attention", "train", "ttt", "portable")
 NOT_CONTINUED = ("decode", "families", "decode_gpus", "prompt", "train", "ttt", "host_cost", "host_token")  # measured as a whole
 PEERS = pathlib.Path(__file__).resolve().parent / "peers"
 # suite: (option, the file in FOLDER that must exist, the path that is passed)
