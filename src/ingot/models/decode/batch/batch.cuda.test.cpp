@@ -123,6 +123,38 @@ TEST_F(GptOssBatchCuda, ARowHasTheSameBitsForEveryNumberOfRowsAndBesideAnyOtherR
   }
 }
 
+// Twelve and sixteen queries of a key head are two tiles, whose blocks count their arrivals in one counter; the block
+// that arrives last adds up to three parts of the keys. The repeated steps run these blocks in many orders.
+TEST_F(GptOssBatchCuda, ARowOfTwoTilesOfQueriesHasTheSameBitsInEveryOrderOfItsBlocks) {
+  if (testing::kEmulated) GTEST_SKIP() << "too much for the emulator";
+  constexpr int kSlots = 40;
+  for (const int64_t heads : {32, 24}) {
+    GptOssConfig c = testing::decode_config(256, heads, 2, 64, 96, 8, 2, 700, 2);
+    c.context = 4096;
+    DeviceModel gpu(c, decode::shapes_of(c, kBf16, kMx), {.context = 4096, .slots = kSlots, .megakernel = false}, 5);
+    gpu.limit_small_batch(0);
+    std::vector<std::vector<float>> seen(kSlots);
+    for (const int n : {1, kSlots, 9, kSlots, 24, kSlots, kSlots, kSlots, 17, kSlots})
+      for (int first = 0; first < kSlots; first += n) {
+        std::vector<int> slots;
+        std::vector<int32_t> ids;
+        for (int j = 0; j < std::min(n, kSlots - first); ++j) {
+          slots.push_back((first + j) * 7 % kSlots), ids.push_back(slots.back() % int32_t(c.vocab));
+          gpu.fill_cache_with_random(1 + 101 * slots.back(), slots.back());
+        }
+        gpu.extend_sequences(slots, ids);
+        for (const int slot : slots) {
+          std::vector<float> row(static_cast<size_t>(c.vocab));
+          gpu.logits(1, row.data(), slot);
+          ASSERT_TRUE(std::isfinite(row[0]));
+          if (n == 1) seen[size_t(slot)] = row;
+          ASSERT_EQ(row, seen[size_t(slot)]) << "slot " << slot << " of " << n << " rows";
+        }
+      }
+    for (const uint32_t arrived : testing::download(gpu.sequences().arrived, kSlots * 2)) EXPECT_EQ(arrived, 0u);
+  }
+}
+
 // Compares with the path of up to 16 sequences: except for near ties (which choose other experts in some layer) the two
 // paths differ by roundings to 8 bits.
 TEST_F(GptOssBatchCuda, ManySequencesDifferFromFewByRoundings) {
