@@ -5,7 +5,7 @@ kernels alone, with random weights of the published shapes. Writes bench/results
 
 All rows are one stream of 1,000 tokens after a prompt of 1,024. The limit of a row is the time of the kernels alone for the same tokens: greedy, or at
 temperature 1, which filters begin from too. *Decoder* is the call that the three remaining rows use, in `ingot bench decode`. Medians of three rounds
-in turn; `generate` and Python run in a process of their own each time, so their rows contain the recording of the token's graph.
+in turn; `generate` runs in a process of its own each time, and Python in a process per round, so their rows contain the recording of the token's graph.
 """
 import json
 import pathlib
@@ -21,7 +21,7 @@ from gpu_serve import free_port, running
 
 SIZE, PROMPT, TOKENS = "20b", 1024, 1000
 SAMPLING = {"greedy": dict(temperature=0), "temperature 1": {}, "top-p 0.9": dict(top_p=0.9), "top-k 40, min-p 0.05": dict(top_k=40, min_p=0.05)}
-# The program of the Python rows. The program prints the seconds of a token of generate() and of stream().
+# The program of the Python rows. The program prints the seconds of a token of generate() and of stream() for each sampling.
 IN_PYTHON = """
 import json, random, sys, time
 import ingot
@@ -29,9 +29,12 @@ options = json.loads(sys.argv[1])
 model = ingot.engine.Model("synthetic:" + options["size"], device=options["device"], context=options["prompt"] + options["tokens"])
 noise = random.Random(options["seed"])
 ask = lambda: [noise.randrange(256, options["vocab"]) for _ in range(options["prompt"])]
-answer = model.generate(ask(), raw=True, past_end=True, max_tokens=options["tokens"], **options["sampling"])
-at = [time.perf_counter() for _ in model.stream(ask(), raw=True, past_end=True, max_tokens=options["tokens"], **options["sampling"])]
-print(json.dumps({"generate": answer.token_seconds / len(answer.ids), "stream": (at[-1] - at[0]) / (options["tokens"] - 1)}))
+found = {}
+for name, sampling in options["sampling"].items():
+    answer = model.generate(ask(), raw=True, past_end=True, max_tokens=options["tokens"], **sampling)
+    at = [time.perf_counter() for _ in model.stream(ask(), raw=True, past_end=True, max_tokens=options["tokens"], **sampling)]
+    found[name] = {"generate": answer.token_seconds / len(answer.ids), "stream": (at[-1] - at[0]) / (options["tokens"] - 1)}
+print(json.dumps(found))
 """
 
 
@@ -68,8 +71,9 @@ def client(options, sampling, seed, url):
     return found["results"][0]["token_ms"]
 
 
-def python(options, sampling, seed):
-    return run(sys.executable, "-c", IN_PYTHON, json.dumps(dict(size=SIZE, device=options.device, prompt=PROMPT, tokens=TOKENS, seed=seed, vocab=options.vocab, sampling=sampling)))
+def python(options, names, seed):
+    return run(sys.executable, "-c", IN_PYTHON, json.dumps(dict(size=SIZE, device=options.device, prompt=PROMPT, tokens=TOKENS, seed=seed, vocab=options.vocab,
+                                                                sampling={name: SAMPLING[name] for name in names})))
 
 
 def measure(options, names, folder):
@@ -79,10 +83,10 @@ def measure(options, names, folder):
     port = free_port()
     with running([options.ingot, "serve", "--model", f"synthetic:{SIZE}", "--device", options.device, "--slots", 1, "--port", port], port, pathlib.Path(folder) / "ingot.log") as url:
         for seed in range(1, options.rounds + 1):
+            in_python = python(options, names, seed)
             for i, name in enumerate(names):
-                in_python = python(options, SAMPLING[name], seed)
                 for place, ms in (("generate", generate(options, SAMPLING[name], seed, folder)), ("a client of serve", client(options, SAMPLING[name], 100 * seed + i, url)),
-                                  ("Python, generate()", 1e3 * in_python["generate"]), ("Python, stream()", 1e3 * in_python["stream"])):
+                                  ("Python, generate()", 1e3 * in_python[name]["generate"]), ("Python, stream()", 1e3 * in_python[name]["stream"])):
                     seen[name].setdefault(place, []).append(ms)
     return kernels, seen
 
