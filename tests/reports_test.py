@@ -409,6 +409,46 @@ class Reports(unittest.TestCase):
         self.assertIn("| 64,000 (3 of 128 requests failed) |", lines[10])
 
     @unittest.skipUnless(importlib.util.find_spec("torch"), "no PyTorch")
+    def test_a_rival_s_server_that_refuses_to_sample_on_the_gpu_is_started_without_that_option(self):
+        sys.path.insert(0, str(ROOT / "bench" / "peers"))
+        import gpu_serve
+        # A server of llama.cpp's options; the word in the file beside it says how it takes --backend-sampling.
+        server = """#!/usr/bin/env python3
+import http.server, pathlib, sys
+how = pathlib.Path(__file__).with_name("how").read_text()
+if "--backend-sampling" in sys.argv and how != "takes" or how == "fails":
+    sys.exit("error: invalid argument")
+class Answer(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200)
+        self.end_headers()
+    def log_message(self, *_):
+        pass
+http.server.HTTPServer(("127.0.0.1", int(sys.argv[sys.argv.index("--port") + 1])), Answer).serve_forever()
+"""
+        with tempfile.TemporaryDirectory() as folder:
+            program = pathlib.Path(folder) / "llama-server"
+            program.write_text(server, encoding="utf-8")
+            program.chmod(0o755)
+            options = argparse.Namespace(llama_server=program)
+
+            def rows(how, speed=1000.0):
+                (pathlib.Path(folder) / "how").write_text(how, encoding="utf-8")
+                ask = lambda options, url, sampling, counts, requests: {n: {"tokens_per_second": speed * n, "errors": 0} for n in counts}
+                results = [{"model": "gpt-oss-20b", "sampling": "temperature 1", "shape": [n, 500, 200], "peers": {}} for n in (1, 2, 16, 64)]
+                with unittest.mock.patch.object(gpu_serve, "ask", ask), unittest.mock.patch.object(gpu_serve.synthetic_gguf, "write", lambda *_: None):
+                    self.assertEqual(gpu_serve.add_rival(results, options, folder), [r for r in results if r["shape"][0] != 2])
+                return results
+            for how, sampled in (("takes", "on the GPU"), ("refuses", "on one CPU thread for all slots")):
+                found = rows(how)
+                self.assertEqual([r["peers"] for r in found], [{"llama.cpp": 1000.0}, {}, {"llama.cpp": 62.5}, {"llama.cpp": 15.625}])
+                self.assertEqual({r["llama.cpp"]["sampled"] for r in found if r["peers"]}, {sampled})
+            for how, speed, reason in (("fails", 1000.0, "error: invalid argument"), ("takes", 0.0, "no tokens, 0 failed requests")):
+                found = rows(how, speed)
+                self.assertEqual([r["peers"] for r in found], [{}] * 4)
+                self.assertIn(reason, found[0]["absent"]["llama.cpp"])
+
+    @unittest.skipUnless(importlib.util.find_spec("torch"), "no PyTorch")
     def test_training_over_several_gpus_makes_one_gpus_passes_and_is_continued_by_its_names(self):
         sys.path.insert(0, str(ROOT / "bench" / "peers"))
         import gpu_train_gpus
@@ -473,8 +513,9 @@ class Reports(unittest.TestCase):
                 patches.enter_context(contextlib.redirect_stdout(io.StringIO()))
                 of_suite.main()
             return list(dict.fromkeys(asked)), written
-        self.assertEqual(measured("serve", gpu_serve, []), (["20b", "120b"], [(13, 26), (26, 26)]))
-        self.assertEqual(measured("serve", gpu_serve, [{"model": "gpt-oss-20b"}] * 13), (["120b"], [(26, 26)]))
+        self.assertEqual(measured("serve", gpu_serve, []), (["20b", "120b"], [(13, 26), (26, 26), (26, 26)]))
+        greedy = {"model": "gpt-oss-20b", "sampling": "greedy"}
+        self.assertEqual(measured("serve", gpu_serve, [greedy] * 13), (["120b"], [(26, 26), (26, 26)]))
         self.assertEqual(measured("draft", gpu_draft, []), (["120b", "20b"], [(10, 20), (20, 20)]))
         self.assertEqual(measured("draft", gpu_draft, [{"name": "gpt-oss-120b, bf16 dense, no drafts"}] * 10), (["20b"], [(20, 20)]))
 

@@ -125,17 +125,20 @@ def rival_results(options, gguf, counts, folder):
         line = [options.llama_server, "-m", gguf, "-ngl", 99, "-np", slots, "-c", slots * (PROMPT + ANSWER + 68), "--host", "127.0.0.1", "--port", port, "--no-webui", *flags]
         try:
             with running(line, port, pathlib.Path(folder) / "llama.log") as url:
-                return ask(options, url, SAMPLING[RIVAL_SAMPLING][0], counts, RIVAL_REQUESTS), sampler
+                found = ask(options, url, SAMPLING[RIVAL_SAMPLING][0], counts, RIVAL_REQUESTS)
+            if not all(r["tokens_per_second"] > 0 for r in found.values()):
+                raise RuntimeError(f"{options.llama_server}: no tokens, {sum(r['errors'] for r in found.values())} failed requests")
+            return found, sampler
         except RuntimeError as e:
             failure = e
     raise failure
 
 
 def add_rival(results, options, folder):
-    """llama.cpp's times into its rows of GPT-OSS-20B; a failure becomes a reason."""
-    rows = [r for r in results if r["model"] == "gpt-oss-20b" and r["sampling"] == RIVAL_SAMPLING and r["shape"][0] in RIVAL_COUNTS]
+    """llama.cpp's times into its rows of GPT-OSS-20B that lack them, which are returned; a failure becomes a reason."""
+    rows = [r for r in results if r["model"] == "gpt-oss-20b" and r["sampling"] == RIVAL_SAMPLING and r["shape"][0] in RIVAL_COUNTS and RIVAL not in r["peers"]]
     if not rows:
-        return
+        return rows
     gguf = pathlib.Path(folder) / "20b.gguf"
     try:
         if options.llama_server is None:
@@ -145,11 +148,13 @@ def add_rival(results, options, folder):
         for r in rows:
             theirs = found[r["shape"][0]]
             r["peers"][RIVAL], r[RIVAL] = us_of(theirs), {**theirs, "sampled": sampler}
+            r.pop("absent", None)
     except (ImportError, LookupError, OSError, RuntimeError, ZeroDivisionError) as e:
         for r in rows:
             r.setdefault("absent", {})[RIVAL] = str(e)[:300] if isinstance(e, LookupError) else f"{type(e).__name__}: {str(e)[-300:]}"
     finally:
         gguf.unlink(missing_ok=True)
+    return rows
 
 
 def said(r):
@@ -183,11 +188,13 @@ def main():
                 for case in (c for c in chosen if c[0] == size):
                     arguments, counts = SAMPLING[case[1]]
                     results += rows_of(case, ask(options, url, arguments, counts), ceiling)
-            if size == "20b":
-                add_rival(results, options, folder)
             for r in (r for r in results if r["model"] == f"gpt-oss-{size}"):
                 print(re.sub(r"^gpt-oss-", "", said(r)), flush=True)
             report()
+        # Last, because a rival that fails late must not cost a row of Ingot.
+        for r in add_rival(results, options, folder):
+            print(f"{r['name']}: {RIVAL} {r['absent'][RIVAL]}" if "absent" in r else re.sub(r"^gpt-oss-", "", said(r)), flush=True)
+        report()
 
 
 if __name__ == "__main__":
