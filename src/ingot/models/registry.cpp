@@ -36,9 +36,12 @@ std::deque<ModelKind>& kinds() {
 
 void check_device(const ModelKind& kind, DeviceChoice device) {
   if (device != DeviceChoice::cuda) return;
-  if (gpu::current_device() < 0)
+  if (gpu::device_count() == 0)  // asked first: without a driver other questions about GPUs are errors
+#if defined(INGOT_CUDA_BUILD) || defined(INGOT_EMULATED_DEVICE)
+    fail(ErrorCode::unsupported, "device cuda: found no GPU, expected one and its driver");
+#else
     fail(ErrorCode::unsupported, "device cuda: found a build without CUDA, expected one made with INGOT_CUDA=ON");
-  if (gpu::device_count() == 0) fail(ErrorCode::unsupported, "device cuda: found no GPU, expected one and its driver");
+#endif
   if (!kind.cuda)
     fail(ErrorCode::unsupported, "device cuda: found a model of the kind ", kind.name,
          ", which runs on the CPU only, expected device auto or cpu");
