@@ -98,20 +98,19 @@ foreach(folder ${test_folders})
   if(sources_of_${folder} MATCHES "\\.test\\.cu(;|$)")
     set_target_properties(test_${folder} PROPERTIES CUDA_ARCHITECTURES OFF CUDA_STANDARD 20)
     target_compile_options(test_${folder} PRIVATE ${ingot_cuda_options})
-    get_property(ptx_tests GLOBAL PROPERTY INGOT_PTX_TESTS)
-    if(folder IN_LIST ptx_tests) # the tests' own kernels run beside kernels from PTX
-      set(kernels ${sources_of_${folder}})
-      list(FILTER kernels INCLUDE REGEX "\\.test\\.cu$")
-      set_source_files_properties(${kernels} PROPERTIES COMPILE_OPTIONS "-gencode;arch=compute_80,code=compute_80")
-    endif()
+    # The tests' own kernels are also included as PTX, to run beside kernels from PTX, except for kernels of Hopper's instructions.
+    set(kernels ${sources_of_${folder}})
+    list(FILTER kernels INCLUDE REGEX "\\.test\\.cu$")
+    list(FILTER kernels EXCLUDE REGEX "/gpu/(gemm/gemm|ptx/tma|ptx/wgmma)\\.test\\.cu$")
+    set_source_files_properties(${kernels} PROPERTIES COMPILE_OPTIONS "-gencode;arch=compute_80,code=compute_80")
   endif()
   # `ctest -L gpu`, on a machine with a GPU, runs the tests with cases that skip without a GPU: of *.cuda.test.cpp, of *.test.cu, and of sources that
-  # include testing/gpu_test.h. tools/check_layers.py refuses a test that asks for the number of GPUs and is none of these.
+  # include testing/gpu_test.h or testing/hopper_test.h. tools/check_layers.py refuses a test that asks for the number of GPUs and is none of these.
   set(for_gpu ${sources_of_${folder}})
   list(FILTER for_gpu INCLUDE REGEX "\\.cuda\\.test\\.cpp$|\\.test\\.cu$")
   foreach(source ${sources_of_${folder}})
     if(NOT for_gpu)
-      file(STRINGS ${source} for_gpu REGEX "^#include \"ingot/testing/gpu_test.h\"" LIMIT_COUNT 1)
+      file(STRINGS ${source} for_gpu REGEX "^#include \"ingot/testing/(gpu|hopper)_test.h\"" LIMIT_COUNT 1)
     endif()
   endforeach()
   if(for_gpu)

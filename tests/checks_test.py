@@ -154,7 +154,7 @@ class Launches(unittest.TestCase):
     def test_a_test_with_cases_for_a_gpu_is_one_that_ctest_labels(self):
         include, case = '#include "ingot/testing/gpu_test.h"\n', "  if (gpu::device_count() == 0) return;\n"
         for name, text, expected in [("a.test.cpp", case, 1), ("a.test.cpp", include + case, 0), ("a.cuda.test.cpp", case, 0), ("a.cpp", case, 0),
-                                     ("a.test.cpp", "class A : public testing::GpuTest<> {};", 1), ("a.test.cpp", '  if (gpu::device_count() > 0) GTEST_SKIP() << "a GPU";\n', 0)]:
+                                     ("a.test.cpp", "class A : public testing::GpuTest<> {};", 1), ("a.test.cpp", "class A : public testing::HopperTest<> {};", 1), ("a.test.cpp", '  if (gpu::device_count() > 0) GTEST_SKIP() << "a GPU";\n', 0)]:
             with self.subTest(name, text=text):
                 self.assertEqual(len(list(check_layers.problem_of_label(pathlib.Path(name), text))), expected)
 

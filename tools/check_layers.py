@@ -87,12 +87,13 @@ def problems_of_launches(texts, root):
 
 
 # A case that runs where there is no GPU ("device_count() > 0) GTEST_SKIP") is none for a GPU.
-FOR_GPU = re.compile(r"\bdevice_count\(\)(?! > 0\) GTEST_SKIP)|\bGpuTest\b")
+LABELLED = re.compile(r'ingot/testing/(gpu|hopper)_test\.h"')
+FOR_GPU = re.compile(r"\bdevice_count\(\)(?! > 0\) GTEST_SKIP)|\b(Gpu|Hopper)Test\b")
 
 
 def problem_of_label(path, text):
     """By its name or by an include CMake finds a test that needs a GPU (cmake/IngotTests.cmake)."""
-    if path.name.endswith(".test.cpp") and not path.name.endswith(".cuda.test.cpp") and FOR_GPU.search(text) and "ingot/testing/gpu_test.h\"" not in text:
+    if path.name.endswith(".test.cpp") and not path.name.endswith(".cuda.test.cpp") and FOR_GPU.search(text) and not LABELLED.search(text):
         yield f"{path}: found cases for a GPU, expected a *.cuda.test.cpp or an include of ingot/testing/gpu_test.h: `ctest -L gpu` would not run them"
 
 

@@ -10,7 +10,7 @@
 #include "ingot/gpu/gemm/core.cuh"
 #include "ingot/gpu/gemm/gemm_cases.test.h"
 #include "ingot/testing/device_buffer.h"
-#include "ingot/testing/gpu_test.h"
+#include "ingot/testing/hopper_test.h"
 #include "ingot/testing/temporary_directory.h"
 #include "ingot/testing/testing.h"
 
@@ -46,7 +46,7 @@ const std::vector<Expected>& product_of(const Matrix& a, const Matrix& b, DType 
   return all;
 }
 
-class GemmCore : public testing::GpuTest<> {};
+class GemmCore : public testing::HopperTest<> {};
 
 template <class P, class Out> void run(const Problem& s, int64_t blocks = 0, bool add = false) {
   SCOPED_TRACE(::testing::Message() << s.batch << " x " << s.m << " x " << s.n << " x " << s.k << ", tile "

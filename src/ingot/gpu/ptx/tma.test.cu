@@ -14,7 +14,7 @@
 #include "ingot/gpu/tile/swizzle.cuh"
 #include "ingot/gpu/tma_map.h"
 #include "ingot/testing/device_array.h"
-#include "ingot/testing/gpu_test.h"
+#include "ingot/testing/hopper_test.h"
 
 namespace ingot {
 namespace {
@@ -23,7 +23,7 @@ using testing::counting;
 using testing::DeviceArray;
 using tile::Swizzle;
 
-class TmaCuda : public testing::GpuTest<> {};
+class TmaCuda : public testing::HopperTest<> {};
 
 __device__ void start_barrier(uint64_t* barrier, uint32_t arrivals) {
   if (threadIdx.x == 0) {

@@ -9,7 +9,7 @@
 #include "ingot/gpu/ptx/fence.cuh"
 #include "ingot/gpu/tile/descriptor.cuh"
 #include "ingot/testing/device_array.h"
-#include "ingot/testing/gpu_test.h"
+#include "ingot/testing/hopper_test.h"
 #include "ingot/testing/testing.h"
 
 namespace ingot {
@@ -127,7 +127,7 @@ template <class T, int N, Major kA, Swizzle kSwizzleA, Major kB, Swizzle kSwizzl
     }
 }
 
-class WgmmaCuda : public testing::GpuTest<> {};
+class WgmmaCuda : public testing::HopperTest<> {};
 
 template <Swizzle S, bool kFromRegisters, Major kA, Major kB> void check_majors() {
   check<bf16, 24, kA, S, kB, S, kFromRegisters>();

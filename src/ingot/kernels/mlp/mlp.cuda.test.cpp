@@ -12,6 +12,7 @@
 #endif
 
 #include "ingot/gpu/device.h"
+#include "ingot/gpu/limits.h"
 #include "ingot/kernels/mlp/cuda_chain.test.h"
 #include "ingot/kernels/mlp/to_512/forward.h"
 #include "ingot/testing/gpu_test.h"
@@ -31,6 +32,11 @@ std::ostream& operator<<(std::ostream& out, const Forms& f) { return out << f.na
 
 class MlpCuda : public testing::GpuTest<::testing::TestWithParam<Forms>> {
  protected:
+  void SetUp() override {
+    GpuTest::SetUp();
+    const bool portable = GetParam().forward == MlpForm::portable && GetParam().backward == MlpForm::portable;
+    if (!IsSkipped() && !portable && !gpu::current_limits().hopper) GTEST_SKIP() << "needs Hopper's machine code";
+  }
   static bool taken(const Case& c) {
     // Asked with null pointers: whether a form takes a problem depends on shapes, types and options only.
     const DType t = GetParam().dtype;

@@ -8,7 +8,7 @@
 #include "ingot/models/decode/fixtures/device_model.test.h"
 #include "ingot/models/decode/fixtures/prefilter_answers.test.h"
 #include "ingot/models/decode/fixtures/prefilter_cases.test.h"
-#include "ingot/testing/gpu_test.h"
+#include "ingot/testing/hopper_test.h"
 #include "ingot/testing/temporary_directory.h"
 
 namespace ingot {
@@ -19,7 +19,7 @@ using testing::DecodeCase;
 using testing::DecodeModel;
 using testing::download;
 
-class GptOssPrefilterCuda : public testing::GpuTest<> {};
+class GptOssPrefilterCuda : public testing::HopperTest<> {};
 
 // For every head, the prefiltered head returns the same id as the whole head and the CPU, and its logit; for a greedy
 // token no upper bound is below the logit.

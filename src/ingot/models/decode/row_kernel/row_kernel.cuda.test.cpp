@@ -10,14 +10,14 @@
 
 #include "ingot/models/decode/fixtures/device_model.test.h"
 #include "ingot/models/decode/weights/builder.h"
-#include "ingot/testing/gpu_test.h"
+#include "ingot/testing/hopper_test.h"
 
 namespace ingot {
 namespace {
 
 using decode::DeviceModel;
 
-class RowKernelCuda : public testing::GpuTest<> {};
+class RowKernelCuda : public testing::HopperTest<> {};
 
 std::vector<float> row_of(DeviceModel& gpu, int slot) {
   std::vector<float> row(static_cast<size_t>(gpu.config().vocab));
