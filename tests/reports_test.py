@@ -8,6 +8,7 @@ import io
 import json
 import os
 import pathlib
+import struct
 import subprocess
 import sys
 import tempfile
@@ -25,6 +26,7 @@ import report_tables  # noqa: E402
 import reports  # noqa: E402
 import same_kernels  # noqa: E402
 import gpu_tests  # noqa: E402
+import ptx_build  # noqa: E402
 import sanitize  # noqa: E402
 
 GOOD = {
@@ -39,6 +41,54 @@ def damaged(change):
     report = copy.deepcopy(GOOD)
     change(report)
     return " / ".join(reports.problems_of(report))
+
+
+def program_with(*containers):
+    """The bytes of a 64-bit ELF file with containers of device code; a container is a list of (kind, compute capability times 10, code)."""
+    section = b""
+    for entries in containers:
+        body = b""
+        for kind, target, code in entries:
+            header = bytearray(32)
+            ptx_build.ENTRY.pack_into(header, 0, kind, 0x101, len(header), len(code))
+            ptx_build.TARGET.pack_into(header, ptx_build.AT_TARGET, target)
+            body += bytes(header) + code
+        section += ptx_build.CONTAINER.pack(ptx_build.MAGIC, 1, ptx_build.CONTAINER.size, len(body)) + body + bytes(8)
+    names = b"\0.nv_fatbin\0.shstrtab\0"
+    start = bytearray(64)
+    start[:5] = b"\x7fELF\x02"
+    struct.pack_into("<Q", start, 0x28, 64 + len(section) + len(names))
+    struct.pack_into("<HH", start, 0x3C, 3, 2)
+    table = b"".join(struct.pack("<IIQQQQ24x", *header) for header in ((0, 0, 0, 0, 0, 0), (1, 1, 0, 0, 64, len(section)), (12, 3, 0, 0, 64 + len(section), len(names))))
+    return bytearray(bytes(start) + section + names + table)
+
+
+class PtxBuild(unittest.TestCase):
+    def test_machine_code_and_newer_ptx_are_removed_and_older_ptx_stays(self):
+        ptx, machine = ptx_build.PTX, ptx_build.MACHINE_CODE
+        program = program_with([(machine, 90, b"m" * 24), (ptx, 80, b"p" * 16)], [(machine, 90, b"n" * 8)], [(machine, 90, b"o" * 8), (ptx, 90, b"q" * 8), (ptx, 75, b"r" * 8)])
+        before = bytes(program)
+        self.assertEqual(ptx_build.remove_newer(program, 80), (2, 4))
+        entries = [(kind, target, bytes(program[code:code + size])) for _, kind, target, code, size in ptx_build.entries_of(program)]
+        gone = (ptx_build.REMOVED[0], ptx_build.REMOVED[1])
+        self.assertEqual(entries, [(*gone, bytes(24)), (ptx, 80, b"p" * 16), (*gone, bytes(8)), (*gone, bytes(8)), (*gone, bytes(8)), (ptx, 75, b"r" * 8)])
+        self.assertEqual(len(program), len(before))
+        self.assertEqual(ptx_build.remove_newer(bytearray(b"#!/bin/sh\n"), 80), (0, 0))
+
+    def test_bytes_that_are_no_device_code_are_refused(self):
+        program = program_with([(3, 90, b"m" * 8)])
+        with self.assertRaisesRegex(ValueError, "entry of kind 3"):
+            ptx_build.remove_newer(program, 80)
+        program = program_with([(ptx_build.PTX, 80, b"p" * 8)])
+        program[64] ^= 1
+        with self.assertRaisesRegex(ValueError, "expected the magic number"):
+            ptx_build.remove_newer(program, 80)
+
+    def test_the_copys_tests_are_run_where_the_copy_is(self):
+        text = "# Source directory: /a/tree\n# Build directory: /a/tree/build/cuda\nadd_test(x \"/a/tree/build/cuda/test_x\" \"/a/tree/tests/x.py\")\n"
+        self.assertIn('"/b/tree/build/ptx80/test_x" "/b/tree/tests/x.py"', ptx_build.moved(text, "/b/tree", "/b/tree/build/ptx80"))
+        text = text.replace("/a/tree/build/cuda", "/elsewhere")
+        self.assertIn('"/b/ptx80/test_x" "/b/tree/tests/x.py"', ptx_build.moved(text, "/b/tree", "/b/ptx80"))
 
 
 class Reports(unittest.TestCase):
@@ -79,17 +129,35 @@ class Reports(unittest.TestCase):
         self.assertIn("no results", " / ".join(reports.problems_of({**report, "results": []})))
 
     def test_a_report_of_gpu_tests_names_the_failed_ones(self):
-        log = "[       OK ] A.One (20 ms)\n[       OK ] A.Two (1300 ms)\n[  PASSED  ] 2 tests.\n[  SKIPPED ] 1 test, listed below:\n"
+        log = "[       OK ] A.One (20 ms)\n[       OK ] A.Two (1300 ms)\na.cpp:3: Skipped\nno GPU\n\n[  SKIPPED ] A.Three (0 ms)\n[  PASSED  ] 2 tests.\n[  SKIPPED ] 1 test, listed below:\n"
         junit = (f'<testsuite><testcase name="fast" time="0.5" status="run"><system-out>{log}</system-out></testcase>'
                  '<testcase name="slow" time="300" status="fail"><system-out>[ RUN      ] B.One</system-out></testcase></testsuite>')
         results = gpu_tests.results_of(junit)
-        self.assertEqual(results[1], {"test": "fast", "seconds": 0.5, "passed": 2, "skipped": 1, "failed": 0, "slowest": "A.Two", "slowest_seconds": 1.3})
+        self.assertEqual(results[1], {"test": "fast", "seconds": 0.5, "passed": 2, "skipped": 1, "failed": 0, "slowest": "A.Two", "slowest_seconds": 1.3,
+                                      "reasons": {"no GPU": 1}})
         self.assertEqual((results[0]["test"], results[0]["failed"]), ("slow", 1))
         report = {**{k: v for k, v in GOOD.items() if k != "ceilings"}, "suite": "gpu_tests", "results": results[1:]}
         self.assertEqual(reports.problems_of(report), [])
         self.assertIn("slow: found 1 failed cases", " / ".join(reports.problems_of({**report, "results": results})))
         self.assertIn("no results", " / ".join(reports.problems_of({**report, "results": []})))
         self.assertIn("seconds is missing", " / ".join(reports.problems_of({**report, "results": [{"test": "x"}]})))
+
+    def test_a_report_of_an_imitated_gpu_says_what_ran(self):
+        result = {"test": "fast", "seconds": 0.5, "passed": 2, "skipped": 1, "failed": 0, "slowest": "A.Two", "slowest_seconds": 1.3}
+        report = {**{k: v for k, v in GOOD.items() if k != "ceilings"}, "suite": "gpu_tests_as_8_0", "results": [result]}
+        self.assertIn("as: grade is missing", " / ".join(reports.problems_of(report)))
+        with tempfile.TemporaryDirectory() as folder:
+            build = pathlib.Path(folder)
+            variables, shown = ptx_build.imitation_of(build, "8.0")
+            self.assertEqual((variables, shown["grade"]), ({"INGOT_GPU_AS": "8.0"}, "limited"))
+            (build / ptx_build.NOTE).write_text(json.dumps({"newest_ptx": 80}))
+            variables, shown = ptx_build.imitation_of(build, "8.0")
+            self.assertIn("CUDA_CACHE_PATH", variables)
+            self.assertEqual((shown["code"], shown["grade"]), ("compiled by the driver from PTX up to compute_80", "imitated"))
+        self.assertEqual(reports.problems_of({**report, "as": shown}), [])
+        self.assertIn("fast: found 1 failed", " / ".join(reports.problems_of({**report, "as": shown, "results": [{**result, "failed": 1}]})))
+        self.assertEqual(reports.how_to_measure("gpu_tests_as_8_6"), "tools/gpu_tests.py --as 8.6")
+        self.assertEqual(reports.tree_hash("gpu_tests_as_8_0"), reports.tree_hash(reports.GPU_TESTS))
 
     def test_a_sanitizer_run_in_shards_adds_them_up(self):
         with tempfile.TemporaryDirectory() as folder:

@@ -16,6 +16,8 @@
 #   python    the PyTorch package: its tests on the GPU, the cost of a call on the host, the image example
 #   sanitize  memcheck, racecheck, synccheck and initcheck over the GPU tests named ...Small (writes sanitizers.json), and the
 #             number of instructions of the kernels (compute-sanitizer, cuobjdump)
+#   imitate   the GPU tests without Hopper's code and with the limits of an A100, then of an RTX 3090; memcheck and racecheck of the small
+#             ones as an A100 (tools/ptx_build.py; not a default stage)
 #   cpu       CPU training steps in PyTorch and `ingot bench`, on two cores (not a default stage: ten minutes)
 #   sweep     rmsnorm under every configuration, to choose defaults from (not a default stage)
 # If OUT is set, reports and logs are copied to $OUT.
@@ -101,6 +103,10 @@ for stage in "${stages[@]}"; do
       step sanitizers 500 python3 tools/sanitize.py --build $build
       step sass 60 bash -c sass_counts
       unset lines ;;
+    imitate)
+      step imitate-build 60 python3 tools/ptx_build.py $build build/ptx80 || continue
+      for capability in 8.0 8.6; do step "imitate-$capability" 600 python3 tools/gpu_tests.py --build build/ptx80 --as $capability; done
+      step imitate-sanitizers 600 python3 tools/sanitize.py --build build/ptx80 --as 8.0 --tools memcheck,racecheck ;;
     cpu)
       if [ -f bench/peers/train_step.py ]; then
         OMP_NUM_THREADS=2 step cpu-train-step 560 taskset -c 0,1 python3 bench/peers/train_step.py --native $build/ingot --threads 2 \
@@ -109,7 +115,7 @@ for stage in "${stages[@]}"; do
         echo "cpu: bench/peers/train_step.py is not there yet"
       fi
       step cpu-ingot-bench 300 taskset -c 0,1 bash -c "$build/ingot bench --json >$logs/cpu_ingot_bench.json" ;;
-    *) echo "gpu: found stage $stage, expected build, test, cpu-test, rmsnorm, rope, gate, mlp, portable, decode, train, python, sanitize, cpu or sweep" >&2; exit 2 ;;
+    *) echo "gpu: found stage $stage, expected build, test, cpu-test, rmsnorm, rope, gate, mlp, portable, decode, train, python, sanitize, imitate, cpu or sweep" >&2; exit 2 ;;
   esac
 done
 

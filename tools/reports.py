@@ -58,6 +58,17 @@ ELSEWHERE[GPU_TESTS] = ["src/ingot/engines", "src/ingot/megakernel", "src/ingot/
 NO_BENCHMARKS = {SANITIZERS: "tools/sanitize.py", GPU_TESTS: "tools/gpu_tests.py"}
 
 
+def imitating(suite, capability):
+    """The suite's name for a run with the limits of another GPU (INGOT_GPU_AS): gpu_tests_as_8_0."""
+    return f"{suite}_as_{capability.replace('.', '_')}"
+
+
+for _capability in ("8.0", "8.6", "8.9", "10.0", "12.0"):
+    for _suite in (SANITIZERS, GPU_TESTS):
+        NO_BENCHMARKS[imitating(_suite, _capability)] = f"{NO_BENCHMARKS[_suite]} --as {_capability}"
+    ELSEWHERE[imitating(GPU_TESTS, _capability)] = ELSEWHERE[GPU_TESTS]
+
+
 def folder_of(gpu):
     """The folder of bench/results for a GPU's name: "NVIDIA H200" is h200."""
     found = re.search(r"[A-Z]+\d+\w*", gpu)
@@ -126,6 +137,7 @@ _REPORT = {"suite": str, "tree": str, "gpu": str, "driver": str, "cuda": str, "d
 _RESULT = {"name": str, "shape": list, "dtype": str, "ours_us": float, "peers": dict, "limit_us": float, "error": float,
            "tolerance": float}
 _SANITIZED = {"tool": str, "executable": str, "tests": int, "errors": int, "status": int}
+_IMITATED = {"capability": str, "code": str, "grade": str}
 _TESTED = {"test": str, "seconds": float, "passed": int, "skipped": int, "failed": int, "slowest": str, "slowest_seconds": float}
 
 
@@ -142,12 +154,15 @@ def problems_of(report):
     bad = list(typed("report", report, {k: v for k, v in _REPORT.items() if benchmark or k != "ceilings"}))
     if bad:
         return bad
-    if report["suite"] == GPU_TESTS:
+    kind = report["suite"].split("_as_")[0]
+    if kind != report["suite"]:
+        bad += typed("as", report.get("as", {}), _IMITATED)
+    if kind == GPU_TESTS:
         for test in report["results"]:
             wrong = list(typed(test.get("test"), test, _TESTED))
             bad += wrong or ([f"{test['test']}: found {test['failed']} failed cases, expected none"] if test["failed"] else [])
         return bad if report["results"] else ["report: found no results"]
-    if report["suite"] == SANITIZERS:
+    if kind == SANITIZERS:
         for run in report["results"]:
             where = f"{run.get('tool')} of {run.get('executable')}"
             wrong = list(typed(where, run, _SANITIZED))
