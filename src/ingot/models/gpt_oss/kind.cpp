@@ -13,6 +13,7 @@
 #include "ingot/models/decode/cpu/decoder.h"
 #include "ingot/models/decode/model/decoder.h"
 #include "ingot/models/decode/weights/builder.h"
+#include "ingot/models/each_weight.h"
 #include "ingot/models/gpt_oss/archive.h"
 #include "ingot/models/gpt_oss/synthetic.h"
 #include "ingot/models/registry.h"
@@ -117,13 +118,6 @@ constexpr uint64_t kSyntheticSeed = 1;
 bool holds_synthetic(const std::string& path) { return synthetic_model(path).has_value(); }
 GptOssConfig synthetic_config(const std::string& path) { return synthetic_gpt_oss(synthetic_model(path)->size); }
 
-int64_t bytes_of_matrices(const GptOssWeights& w) {
-  int64_t bytes = w.embed.data.numel() * 2 + w.head.data.numel();
-  for (const GptOssLayer& l : w.layers)
-    for (const WeightMatrix* m : {&l.qkv, &l.o, &l.router, &l.gate_up, &l.down}) bytes += m->data.numel();
-  return bytes;
-}
-
 // Writes a temporary archive, maps the file and removes it. An error about memory names the model in place of the file.
 GptOssWeights made_on_the_cpu(const std::string& name, const GptOssConfig& config, WeightFormat dense,
                               const GptOssLoad& load) {
@@ -155,7 +149,7 @@ OpenedModel open_synthetic(const std::string& path, const DecoderOptions& asked)
   const draft::DraftHead* head = memory->head ? &*memory->head : nullptr;
   if (head != nullptr) add_head_note(m, *head);
   if (p.on_gpu) {
-    m.weight_bytes = bytes_of_matrices(shapes);
+    m.weight_bytes = bytes_of_weights(shapes, false);
     m.decoder = make_synthetic_gpu_decoder(config, shapes, p.options, kSyntheticSeed, head);
     return m;
   }

@@ -14,6 +14,7 @@
 #include "ingot/models/checkpoint/stored_tensors.h"
 #include "ingot/models/decode/cpu/decoder.h"
 #include "ingot/models/decode/weights/builder.h"
+#include "ingot/models/each_weight.h"
 #include "ingot/models/families/family.h"
 #include "ingot/models/gpt/artifact/artifact.h"
 #include "ingot/models/gpt/config/config.h"
@@ -168,14 +169,7 @@ OrderedJson describe_gpt_oss(const std::string& path) {
 OrderedJson describe_synthetic(const SyntheticModel& model) {
   const GptOssConfig config = synthetic_gpt_oss(model.size);
   const DecoderWeights w = decode::shapes_of(config, model.dense, WeightFormat::mxfp4);
-  int64_t bytes = w.embed.data.bytes() + w.head.data.bytes() + w.norm.bytes();
-  for (const DecoderLayer& l : w.layers) {
-    for (const WeightMatrix* m : {&l.qkv, &l.o, &l.router, &l.gate_up, &l.down}) bytes += m->data.bytes();
-    for (const Tensor* t :
-         {&l.attn_norm, &l.mlp_norm, &l.b_qkv, &l.b_o, &l.b_router, &l.sinks, &l.b_gate_up, &l.b_down})
-      bytes += t->bytes();
-  }
-  return describe_gpt_oss(config, bytes, [&](OrderedJson& r) {
+  return describe_gpt_oss(config, bytes_of_weights(w, false), [&](OrderedJson& r) {
     r["random_weights"] = true;
     r["dense"] = name_of(model.dense), r["experts"] = name_of(WeightFormat::mxfp4);
   });
@@ -185,19 +179,14 @@ OrderedJson describe_family(const std::string& path) {
   const ArchivedModel model = archived_family(path);
   const DecoderSpec& spec = model.spec;
   const DecoderWeights w = family_shapes(path, spec);
-  const auto numbers = [](const WeightMatrix& m) {
-    return m ? m.rows() * m.cols() * (m.is_bank() ? m.data.size(0) : 1) : 0;
-  };
-  const auto count = [](const Tensor& t) { return t.rank() > 0 ? t.numel() : 0; };
-  int64_t all = numbers(w.embed) + count(w.norm) + (spec.tied_embeddings ? 0 : numbers(w.head)), inactive = 0;
-  for (const DecoderLayer& l : w.layers) {
-    for (const WeightMatrix* m : {&l.qkv, &l.o, &l.router, &l.gate_up, &l.down}) all += numbers(*m);
-    for (const Tensor* t : {&l.attn_norm, &l.mlp_norm, &l.b_qkv, &l.b_o, &l.b_router, &l.b_gate_up, &l.b_down,
-                            &l.attn_post_norm, &l.mlp_post_norm, &l.q_norm, &l.k_norm})
-      all += count(*t);
+  const auto numbers = [](const WeightMatrix& m) { return m.rows() * m.cols() * (m.is_bank() ? m.data.size(0) : 1); };
+  int64_t all = 0, inactive = 0;
+  for_each_weight(
+      w, spec.tied_embeddings, [&](const WeightMatrix& m) { all += numbers(m); },
+      [&](const Tensor& t) { all += t.numel(); });
+  for (const DecoderLayer& l : w.layers)
     if (l.router)
       inactive += (numbers(l.gate_up) + numbers(l.down)) / spec.experts * (spec.experts - spec.experts_per_token);
-  }
   const int64_t context = std::min<int64_t>(4096, spec.context), weights = family_weight_bytes(path, spec);
   OrderedJson r;
   r["parameters"] = all;
