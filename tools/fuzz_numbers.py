@@ -153,8 +153,12 @@ class Numbers:
         return Activated.apply(x, ACTIVATIONS[name], self)
 
     def cap(self, x, cap):
-        """cap tanh(x / cap). The slope is 1 minus a square, with an error of one rounding of 1 however small the difference is."""
-        return x if not cap else Activated.apply(x, lambda x: cap * torch.tanh(x / cap), self)
+        """cap tanh(x / cap). The slope is 1 minus a square, with an error of one rounding of 1 however small the difference is. A GPU's kernel computes
+        the value as 1 minus a quotient too, with an error of 2^-21 of the cap (kernels/cross_entropy/softcap.cuh)."""
+        if not cap:
+            return x
+        y = Activated.apply(x, lambda x: cap * torch.tanh(x / cap), self)
+        return self.add(y, 2.0**-21 * cap) if x.is_cuda and self.dtype is not torch.float64 else y
 
     def sum_backward(self, t, size=1):
         """A value whose gradient has an error of some roundings, `size` times as many, before other gradients are added."""

@@ -83,6 +83,19 @@ bool by_cublaslt(const PlainProduct& p, Products products, const Tensor& workspa
 }
 
 const char* operand_refusal(const PlainProduct& p);
+
+// cuBLASLt's kernels for 16-bit operands of unaligned rows round the product before they add a bias to it. There the
+// bias is written to c first, and the product is added to c.
+bool by_cublaslt_rounded_once(const PlainProduct& p, Products products, const Tensor& workspace, Stream stream) {
+  if (!p.bias || p.beta != 0 || !gemm::is_16_bit(p.a.dtype) || !gpu::lt_available() ||
+      (gemm::rows_are_aligned(p.a) && gemm::rows_are_aligned(p.b)))
+    return by_cublaslt(p, products, workspace, stream);
+  combine(p, stream);
+  PlainProduct onto_bias = p;
+  onto_bias.beta = 1, onto_bias.add = p.c, onto_bias.bias = {};
+  return by_cublaslt(onto_bias, products, workspace, stream);
+}
+
 void product(const char* op, const PlainProduct& p, Products products, const Tensor& workspace, Stream stream) {
   with_gpu_float_type(p.a.dtype, op, [](auto) {});
   if (p.c.numel() == 0) return;
@@ -97,7 +110,7 @@ void product(const char* op, const PlainProduct& p, Products products, const Ten
       core_is_faster({p.c.rows(), p.c.cols(), k}, core_combines(p), added, sms,
                      gpu::memory_bandwidth(p.c.device.index)))
     return core_product(p, sms, stream);
-  if (by_cublaslt(p, products, workspace, stream)) return;
+  if (by_cublaslt_rounded_once(p, products, workspace, stream)) return;
   INGOT_CHECK(refused == nullptr, op, ": found ", refused,
               ", expected 16-bit operands of aligned rows on a GPU of compute capability 8.0 or later, or cuBLASLt (",
               gpu::lt_version(), ")");

@@ -335,6 +335,23 @@ TEST_F(LinearCuda, ForwardWithBiasAndActivation) {
         }
 }
 
+// A sum that is much smaller than the product and the bias shows a rounding between the two additions. With 11 and 43
+// channels the rows of x and w are unaligned.
+TEST_F(LinearCuda, TheProductAndABiasAreRoundedOnce) {
+  if (!gpu::lt_available()) GTEST_SKIP() << gpu::lt_version();
+  for (DType type : {DType::bf16, DType::f16})
+    for (int64_t channels : {int64_t(11), int64_t(16), int64_t(43)}) {
+      const Case c{.m = kRows, .n = kColumns, .k = channels, .type = type, .out = type, .transpose_b = true};
+      DeviceBuffer x = matrix(type, c.m, c.k, 0, 1), w = matrix(type, c.n, c.k, 0, 2), y(type, {c.m, c.n}, c.n + 8),
+                   b = matrix(type, 1, c.n, 0, 3);
+      y.upload();
+      linear({.x = x, .w = w, .b = b.tensor().row(0), .y = y}, {});
+      expect_near(y, c, oracle(c, x.host(), w.host(), {}, values(b.host())));
+      matmul({.a = x, .b = w, .c = y, .transpose_b = true, .bias = b.tensor().row(0)}, {});
+      expect_near(y, c, oracle(c, x.host(), w.host(), {}, values(b.host())));
+    }
+}
+
 TEST_F(LinearCuda, BackwardAgreesWithFp64) {
   for (DType type : {DType::f32, DType::bf16, DType::f16})
     for (DType sums : {type, DType::f32})
