@@ -622,7 +622,8 @@ class Chat(TinyGptOss):
             self.assertGreater(answer["known_tokens"], 0)
         self.assertTrue(all(a["finish"] in ("stop", "length", "call") and len(a["ids"]) <= 30 for a in answers))
         self.assertEqual(len(re.findall(r"^\[\d+ tokens.*; prompt [\d,]+ tokens.*\]$", run.error, re.M)), 3, run.error)
-        self.assertEqual(json.loads(ingot(*self.chat, "--json", "--temperature", 0, stdin=b"Hi.\n", env=self.env).text)["ids"], answers[0]["ids"])
+        for chat in (self.chat, ["chat", self.model]):
+            self.assertEqual(json.loads(ingot(*chat, "--json", "--temperature", 0, stdin=b"Hi.\n", env=self.env).text)["ids"], answers[0]["ids"])
 
     def test_settings_change_the_answer(self):
         def ids(*more, turns=b"Hi.\n"):
@@ -671,7 +672,8 @@ class Chat(TinyGptOss):
         self.refuses(3, "is not valid UTF-8", *self.chat, stdin=b"\xff\n", env=self.env)
         self.refuses(2, "--stop-id: found '340', expected an id from 0 to 339", *self.chat, "--stop-id", 340, stdin=b"Hi\n", env=self.env)
         self.refuses(2, "reasoning: found", *self.chat, "--reasoning", "some", stdin=b"Hi\n", env=self.env)
-        self.refuses(2, "--model is missing", "chat")
+        self.refuses(2, "found neither PATH nor --model, expected one of them", "chat")
+        self.refuses(2, "found PATH and --model, expected one of them", *self.chat, self.model)
         run = ingot(*self.chat, "--context", 300, "--tokens", 0, "--temperature", 0, stdin=b"Hi.\n", env=self.env)
         self.assertEqual(run.returncode, 0, run.error)
         # Another model's vocabulary, of each kind.

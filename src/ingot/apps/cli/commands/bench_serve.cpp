@@ -198,8 +198,7 @@ void add_bench_serve(Command& bench_command) {
                                  "Measures a server from its clients: tokens/s, time to the first token, time between "
                                  "tokens, at rising numbers of concurrent requests");
   auto o = std::make_shared<BenchServe>();
-  c.text("RUN", o->run, "a run's directory; this command starts a server for the run");
-  c.text("--model PATH", o->model, "in place of RUN: a published checkpoint, an archive or a GGUF file");
+  add_model(c, o->run, o->model);
   add_synthetic(c, o->synthetic);
   c.text("--serve OPTIONS", o->server_options,
          "options of the started `ingot serve`, as one argument: --serve '--slots 16 --gpus 2' (default: as many slots "

@@ -20,7 +20,7 @@ constexpr int64_t kContext = 8192;            // tokens, or the model's context 
 constexpr size_t kMaxLine = size_t(4) << 20;  // bytes of one turn
 
 struct ChatCommand {
-  std::string model, analysis = "auto";
+  std::string path, model, analysis = "auto";
   ConversationOptions conversation;
   SamplingOptions sampling;
   DecoderOptions on;
@@ -194,9 +194,10 @@ class Conversation {
 };
 
 void chat(const ChatCommand& o) {
-  require_chat(o.model);
-  const Vocabulary vocabulary = load_vocabulary(o.model, vocabulary_options(o.conversation, true));
-  OpenedModel model = open_model(o.model, context_of(o.model, o.context, kContext), "--context", o.on);
+  const std::string path = chosen_model(o.path, o.model, "PATH");
+  require_chat(path);
+  const Vocabulary vocabulary = load_vocabulary(path, vocabulary_options(o.conversation, true));
+  OpenedModel model = open_model(path, context_of(path, o.context, kContext), "--context", o.on);
   Conversation(o, model, vocabulary).run();
 }
 
@@ -205,7 +206,9 @@ void chat(const ChatCommand& o) {
 void add_chat(Command& root) {
   Command& c = root.add("chat", "Chats with a model such as GPT-OSS; each line of input is a turn");
   auto o = std::make_shared<ChatCommand>();
-  c.text("--model DIR", o->model, "a checkpoint's directory, an archive or a GGUF file, with its tokenizer").require();
+  c.text("PATH", o->path,
+         "a published model with its tokenizer: a checkpoint's directory, an archive, a GGUF or an .iris file");
+  c.text("--model PATH", o->model, "the same as PATH");
   add_options(c, o->conversation);
   add_options(c, o->sampling);
   c.integer("--seed N", o->seed, 0, int64_t(1) << 53, "the same seed and turns give the same answers (default: 1)");

@@ -311,8 +311,7 @@ void eval_with_ranks(EvalCommand o) {
 void add_eval(Command& root) {
   Command& c = root.add("eval", "Scores text or token ids under a model: loss and bits per byte");
   auto o = std::make_shared<EvalCommand>();
-  c.text("RUN", o->run, "a run's directory, one of its checkpoints, or an artifact of `ingot export`");
-  c.text("--model DIR", o->model, "in place of RUN: a run, a published checkpoint, an archive or a GGUF file");
+  add_model(c, o->run, o->model);
   c.text("--data PATH", o->data, "text, JSON lines or shards, - for standard input; with a published model: text");
   c.text("--ids FILE", o->ids,
          "in place of text: a file with one JSON list of token ids per line; --json prints the loss at every position");
@@ -328,7 +327,9 @@ void add_eval(Command& root) {
   c.integer("--context N", o->context, 0, 1 << 30,
             "longest window in tokens (default 0: the model's context; with published models at most 2,048)");
   c.integer("--batch-tokens N", o->batch_tokens, 1, 1 << 30, "tokens per forward pass (default: 4096)");
-  c.flag("--flat", o->flat, "cut every batch-tokens tokens, also inside documents (the parameter-golf rule)");
+  c.flag("--flat", o->flat,
+         "forward passes of exactly --batch-tokens tokens, which cut windows at their ends, so that the loss depends a "
+         "little on this number (default: windows stay whole)");
   add_options(c, o->ttt);
   c.flag("--json", o->json, "print one JSON object");
   c.examples(R"(  ingot eval runs/a --data input.txt --json

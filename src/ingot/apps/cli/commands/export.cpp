@@ -237,8 +237,8 @@ void add_export(Command& root) {
   c.text("OUT", o->out, "the artifact; its tokenizer is written beside it as OUT.tokenizer").require();
   c.text("--data PATH", o->data,
          "the run's text or shards: the training part is for calibration, the held-out part for the score");
-  c.choice("--matrices FORM", o->matrices, forms, "format of matrices, int4 to int8 (default: int6)");
-  c.choice("--embedding FORM", o->embedding, forms, "format of embeddings and the head, int4 to int8 (default: int8)");
+  c.choice("--matrices FORM", o->matrices, forms, "format of matrices (default: int6)");
+  c.choice("--embedding FORM", o->embedding, forms, "format of embeddings and the head (default: int8)");
   add_device(c, o->device);
   c.choice("--rounding HOW", o->rounding, {"gptq", "nearest"},
            "gptq: weights compensate for the rounding errors of earlier weights; nearest: each weight by itself, "

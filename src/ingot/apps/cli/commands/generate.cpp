@@ -231,8 +231,7 @@ void generate(const GenerateCommand& o) {
 void add_generate(Command& root) {
   Command& c = root.add("generate", "Continues a prompt with a model");
   auto o = std::make_shared<GenerateCommand>();
-  c.text("RUN", o->run, "a run's directory, or one of its checkpoints");
-  c.text("--model DIR", o->model, "in place of RUN: a run, a published checkpoint, an archive or a GGUF file");
+  add_model(c, o->run, o->model);
   add_synthetic(c, o->synthetic);
   const Option& prompt = c.text("--prompt TEXT", o->prompt,
                                 "the text to continue, or the question (default: standard input; on a terminal a run "

@@ -140,8 +140,7 @@ void serve(const ServeCommand&, const std::string&) {
 void add_serve(Command& root) {
   Command& c = root.add("serve", "Serves a model over HTTP with OpenAI's and Anthropic's APIs");
   auto o = std::make_shared<ServeCommand>();
-  c.text("RUN", o->run, "the directory of a run of `ingot train`");
-  c.text("--model PATH", o->model, "in place of RUN: a published checkpoint, an archive or a GGUF file");
+  add_model(c, o->run, o->model);
   add_synthetic(c, o->synthetic);
   c.text("--name NAME", o->name, "the model's name in the API (default: the last part of the path)");
   c.text("--host ADDRESS", o->host, "address to listen on (default: 127.0.0.1, for clients on this machine only)");

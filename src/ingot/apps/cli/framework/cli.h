@@ -1,7 +1,7 @@
 #pragma once
 // The framework of all subcommands. A subcommand describes its options once; from this description follow the command
 // line, the INGOT_* environment, the keys of a --config file and of --set, the help text, and the precedence among
-// them: flag > environment > file > the variable's own default.
+// them: flag > --set > environment > file > the variable's own default.
 #include <cmath>
 #include <cstdint>
 #include <functional>

@@ -69,8 +69,8 @@ void add_options(Command& c, AdaptationCommand& o) {
   c.integer("--ranks N", o.ranks, 1, 256,
             "adapt in N processes that share the documents; no score depends on N (default: 1)");
   c.choice("--ttt-inexact WAY", o.inexact, {"none", "stale-keys", "chunk-gradients"},
-           "compute fewer tokens than the rule, which changes the scores: keep keys and values of earlier chunks, or "
-           "end gradients at the chunk (default: none)");
+           "compute less for each chunk, with different scores: keep the keys and values of earlier chunks, or end "
+           "gradients at the chunk (default: none)");
   c.flag(
       "--ttt-any-order", o.options.any_order,
       "on a GPU, add up attention's gradients in any order: faster, but the last bits of a score vary from run to run");

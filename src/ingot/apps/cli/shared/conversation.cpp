@@ -124,7 +124,7 @@ std::string speed_line(const Answer& a, bool drafts) {
   if (drafts && a.drafts.tokens > 0)
     line += ", " + with_commas(a.drafts.accepted) + " of " + with_commas(a.drafts.tokens) + " draft tokens accepted";
   line += "; prompt " + with_commas(a.prompt) + " tokens";
-  if (a.reused > 0) line += ", " + with_commas(a.reused) + " of them known";
+  if (a.reused > 0) line += ", " + with_commas(a.reused) + " of them reused";
   return line + ", " + fixed(a.prompt_seconds, 1) + " s";
 }
 

@@ -36,7 +36,7 @@ class AnswerPrinter {
 constexpr int kAnswerVersion = 2;
 // One line. `drafts`: whether drafts were asked for; their counts are then part of the report, also where they are 0.
 std::string json_of(const ChatTurn& turn, bool drafts);
-// "42 tokens, 11.8 tokens/s, 9 of 12 draft tokens accepted; prompt 130 tokens, 96 of them known, 0.4 s"
+// "42 tokens, 11.8 tokens/s, 9 of 12 draft tokens accepted; prompt 130 tokens, 96 of them reused, 0.4 s"
 std::string speed_line(const Answer& a, bool drafts);
 // {"steps": n, "tokens": n, "accepted": n} of an answer with drafts: the steps with a draft, and its tokens.
 OrderedJson json_of(const draft::Counts& drafts);

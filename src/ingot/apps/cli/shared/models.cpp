@@ -208,9 +208,16 @@ void require_no_gpt_oss(const std::string& path) {
          ": found a published model, expected a run of `ingot train`, a checkpoint or an artifact of one");
 }
 
-std::string chosen_model(const std::string& run, const std::string& model) {
+void add_model(Command& c, std::string& run, std::string& model) {
+  c.text("RUN", run,
+         "a run of `ingot train`, one of its checkpoints, an artifact of `ingot export`, or a published model (a "
+         "checkpoint's directory, an archive, a GGUF or an .iris file)");
+  c.text("--model PATH", model, "the same as RUN");
+}
+std::string chosen_model(const std::string& run, const std::string& model, const char* positional) {
   if (run.empty() == model.empty())
-    fail(ErrorCode::usage, "found ", run.empty() ? "neither RUN nor" : "RUN and", " --model, expected one of them");
+    fail(ErrorCode::usage, "found ", run.empty() ? "neither " : "", positional, run.empty() ? " nor" : " and",
+         " --model, expected one of them");
   return run.empty() ? model : run;
 }
 

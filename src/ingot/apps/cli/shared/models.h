@@ -70,8 +70,10 @@ void require_gpt_oss(const std::string& path);
 void require_published(const std::string& path);
 // Throws for GPT-OSS, for commands that adapt, quantise or train further.
 void require_no_gpt_oss(const std::string& path);
-// RUN or --model, of which exactly one must be given.
-std::string chosen_model(const std::string& run, const std::string& model);
+// Adds RUN and --model, two ways to name a run or a published model.
+void add_model(Command& c, std::string& run, std::string& model);
+// RUN or --model, of which exactly one must be given; `positional` is the name of RUN in the command's help.
+std::string chosen_model(const std::string& run, const std::string& model, const char* positional = "RUN");
 
 // --dense: the format of a checkpoint's dense matrices in memory.
 void add_dense(Command& c, std::string& dense);
