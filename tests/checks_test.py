@@ -3,6 +3,7 @@ tools/check_cuda.py trusts its record.
 
     python3 tests/checks_test.py
 """
+import json
 import pathlib
 import re
 import subprocess
@@ -191,6 +192,17 @@ def missing_quotes(page, text_of):
                 yield f"{name}: {quoted[0].strip()}"
             else:
                 at = found + len(quoted)
+
+
+class Presets(unittest.TestCase):
+    def test_every_preset_that_readme_names_has_a_workflow(self):
+        table = (ROOT / "README.md").read_text(encoding="utf-8").split("| preset | builds |")[1].split("\n\n")[0]
+        named = set(re.findall(r"`(\w+)`", "".join(line.split("|")[1] for line in table.splitlines() if line.startswith("| `"))))
+        presets = json.loads((ROOT / "CMakePresets.json").read_text(encoding="utf-8"))
+        self.assertEqual(named, {"cpu", "cuda", "emulated", "asan", "tsan"})
+        for preset in presets["workflowPresets"]:
+            self.assertEqual(preset["steps"], [{"type": step, "name": preset["name"]} for step in ("configure", "build", "test")])
+        self.assertEqual(named, {preset["name"] for preset in presets["workflowPresets"]})
 
 
 class Tutorial(unittest.TestCase):
