@@ -422,6 +422,30 @@ TEST_P(decoder, parts_for_several_slots_give_the_results_of_each_alone) {
   EXPECT_EQ(a.length(), 7);
 }
 
+// As a server feeds the pending tokens of its answers together with prompts.
+TEST_P(decoder, pending_tokens_are_parts_beside_a_prompt) {
+  const auto d = make(5);
+  Sequence a(*d), b(*d), c(*d), prompt(*d);
+  std::vector<std::vector<int32_t>> ids;
+  std::vector<Decoder::Part> parts = {{prompt.slot(), {}}};
+  for (Sequence* const s : {&a, &b, &c}) {
+    ids.push_back(ids_of(5 + ids.size(), int64_t(2 + ids.size())));
+    feed(*s, ids.back());
+    ids.back().push_back(s->sample(kGreedy, 1).tokens[0]);
+    parts.push_back({s->slot(), {}});
+  }
+  ids.push_back(ids_of(9, 5));
+  for (size_t i = 0; i < 3; ++i) parts[i + 1].ids = std::span(ids[i]).last(1);
+  parts[0].ids = ids[3];
+  EXPECT_EQ(d->extend(parts), (std::vector<bool>(4, true)));
+  for (size_t i = 0; Sequence* const s : {&a, &b, &c, &prompt}) {
+    EXPECT_EQ(s->length(), int64_t(ids[i].size()));
+    Sequence alone(*d);
+    feed(alone, ids[i]);
+    expect_near(*d, logprobs_after(*s), logprobs_after(alone), ids[i++]);
+  }
+}
+
 // A slot that holds `ids`, some of them copied from another slot, continues with `more` as a slot that computed `ids`.
 void expect_continues(Decoder& d, Sequence& s, const std::vector<int32_t>& ids, const std::vector<int32_t>& more) {
   feed(s, more);

@@ -30,8 +30,9 @@ class Scheduler::Job {
   ServeRequest request;
   std::atomic<bool> cancelled = false;
   Clock::time_point arrived = Clock::now(), started, first, latest;
-  int slot = -1;   // index into slots_, or none yet
-  size_t fed = 0;  // tokens of the prompt that the slot holds
+  int slot = -1;         // index into slots_, or none yet
+  size_t fed = 0;        // tokens of the prompt that the slot holds
+  bool pending = false;  // the last sampled token has not been fed to the model
   ServeOutcome outcome;
   std::map<int32_t, int64_t> sampled;         // how often each token was sampled, where penalties need the count
   std::unique_ptr<draft::Drafter> drafter;    // until the request has a slot
@@ -286,10 +287,11 @@ void Scheduler::start(Job& job, size_t index) {
 }
 
 // The tokens that are fed between two tokens of the running answers: parts of prompts, or a part of one prompt that is
-// scored.
+// scored. Where prompts share a pass over the weights, the pending tokens of running answers share this pass too.
 struct Scheduler::Chunk {
   std::vector<Handle> jobs;
   std::vector<std::span<const int32_t>> parts;
+  std::vector<Handle> answers;
   bool scored() const { return !jobs.empty() && jobs[0]->request.on_prompt; }
 };
 
@@ -299,8 +301,9 @@ Scheduler::Chunk Scheduler::next_chunk() {
   const bool awaited = std::any_of(running_.begin(), running_.end(), [](const Handle& job) { return !job->feeding(); });
   const bool alone = !awaited && decoder_.device().kind == Device::cuda;
   const int64_t most = options_.chunk > 0 ? options_.chunk : chunk_tokens_;
-  size_t room = size_t(alone ? decoder_.batch() : std::min(most, decoder_.batch()));
-  Chunk chunk;
+  Chunk chunk{.answers = answers_beside_prompts()};
+  const int64_t batch = decoder_.batch() - int64_t(chunk.answers.size());
+  size_t room = size_t(alone ? batch : std::min(most, batch));
   const std::vector<Handle> running = running_;
   const size_t first = turn_;
   for (size_t i = 0; i < running.size() && room > 0; ++i) {
@@ -324,7 +327,21 @@ Scheduler::Chunk Scheduler::next_chunk() {
     chunk.jobs.push_back(job);
     if (scored || !decoder_.extends_together()) break;
   }
+  if (chunk.scored()) chunk.answers.clear();
   return chunk;
+}
+
+// The answers whose pending tokens are fed together with prompts. Answers with drafts take draft steps only.
+std::vector<Scheduler::Handle> Scheduler::answers_beside_prompts() const {
+  std::vector<Handle> answers;
+  if (!decoder_.extends_together()) return answers;
+  std::copy_if(running_.begin(), running_.end(), std::back_inserter(answers), [&](const Handle& job) {
+    return job->pending && !job->drafts && !job->cancelled &&
+           decoder_.length(slots_[size_t(job->slot)].number) < decoder_.context();
+  });
+  // A batch has room for at least as many tokens of prompts.
+  answers.resize(std::min(answers.size(), size_t(decoder_.batch() / 2)));
+  return answers;
 }
 
 // Whether a prompt of the chunk computes tokens that the job can copy afterwards.
@@ -372,7 +389,12 @@ bool Scheduler::feed_chunk() {
       fed = feed(chunk);
   } catch (...) {
     for (const Handle& job : chunk.jobs) finish(job, Finish::cancelled, std::current_exception());
+    for (const Handle& job : chunk.answers) feed_pending(job);
     return true;
+  }
+  for (size_t i = 0; i < chunk.answers.size(); ++i) {
+    chunk.answers[i]->pending = false;
+    if (!fed[chunk.jobs.size() + i]) finish(chunk.answers[i], Finish::cancelled);
   }
   for (size_t i = 0; i < chunk.jobs.size(); ++i) {
     if (fed[i])
@@ -383,12 +405,29 @@ bool Scheduler::feed_chunk() {
   return true;
 }
 
+// Feeds the pending token of an answer again, after an error of a pass that it shared with prompts. The decoder may
+// hold the token or not.
+void Scheduler::feed_pending(const Handle& job) {
+  try {
+    const Slot& s = slots_[size_t(job->slot)];
+    const std::span<const int32_t> held = s.held;
+    job->pending = false;
+    const int64_t kept = decoder_.rewind(s.number, int64_t(held.size()) - 1);
+    if (!decoder_.extend(s.number, held.subspan(size_t(kept)))) finish(job, Finish::cancelled);
+  } catch (...) { finish(job, Finish::cancelled, std::current_exception()); }
+}
+
+// The result has an entry for each job, then for each answer.
 std::vector<bool> Scheduler::feed(const Chunk& chunk) {
   std::vector<Decoder::Part> parts;
   int64_t tokens = 0;
   for (size_t i = 0; i < chunk.jobs.size(); ++i) {
     parts.push_back({slots_[size_t(chunk.jobs[i]->slot)].number, chunk.parts[i]});
     tokens += int64_t(chunk.parts[i].size());
+  }
+  for (const Handle& job : chunk.answers) {
+    const Slot& s = slots_[size_t(job->slot)];
+    parts.push_back({s.number, std::span(s.held).last(1)});
   }
   const auto begin = Clock::now();
   std::vector<bool> fed = decoder_.extend(parts);
@@ -591,6 +630,7 @@ void Scheduler::count_step(Job& job, const Sampled& sampled) {
 // token is sampled.
 void Scheduler::take(Job& job, int32_t token) {
   ++job.outcome.tokens;
+  job.pending = true;
   slots_[size_t(job.slot)].held.push_back(token);
   if (job.request.has_penalty()) ++job.sampled[token];
   const std::lock_guard lock(mutex_);

@@ -125,10 +125,12 @@ class Scheduler {
   void start(Job& job, size_t slot);
   struct Chunk;
   Chunk next_chunk();
+  std::vector<Handle> answers_beside_prompts() const;
   bool shares_with(const Chunk& chunk, const Job& job) const;
   void copy_prefix(Job& job);
   bool feed_chunk();
   std::vector<bool> feed(const Chunk& chunk);
+  void feed_pending(const Handle& job);
   bool feed_scored(Job& job, std::span<const int32_t> part);
   void learn(int64_t tokens, double seconds);
   void advance(const Handle& job, size_t tokens);

@@ -22,54 +22,96 @@ class GptOssBatchCuda : public testing::GpuTest<> {};
 
 constexpr WeightFormat kBf16 = WeightFormat::bf16, kFp8 = WeightFormat::fp8, kMx = WeightFormat::mxfp4;
 
-// The experts chosen for row j of the last step of this number of sequences.
-testing::DecodeReference::Choices choices_of_row(const DeviceModel& m, uint32_t sequences, uint32_t j) {
-  const int64_t k = m.config().experts_per_token, layers = m.config().layers, rows = decode::batch_rows(sequences);
+// The experts chosen for row j of the last pass of this number of rows.
+testing::DecodeReference::Choices choices_of_row(const DeviceModel& m, int64_t rows, size_t j) {
+  const int64_t k = m.config().experts_per_token, layers = m.config().layers;
   const auto chosen = testing::download(m.prompt_buffers().chosen, layers * rows * k);
   testing::DecodeReference::Choices all(static_cast<size_t>(layers));
   for (int64_t l = 0; l < layers; ++l)
-    for (int64_t i = 0; i < k; ++i) all[size_t(l)].push_back(chosen[size_t((l * rows + j) * k + i)]);
+    for (int64_t i = 0; i < k; ++i) all[size_t(l)].push_back(chosen[size_t((l * rows + int64_t(j)) * k + i)]);
   return all;
 }
 
-// Gives each slot a prompt of a different length, then runs `steps` of these slots with given tokens.
+// Slots of a model on the GPU, each beside the model in fp64 and beside a chain of roundings as the GPU's. Each slot
+// begins with a prompt of a different length.
+struct CheckedSlots {
+  const DecodeModel m;
+  DeviceModel gpu;
+  std::vector<testing::DecodeReference> exact, chain;
+  testing::LogitError of_chain, of_gpu;
+  int32_t next = 0;
+
+  CheckedSlots(const GptOssConfig& config, WeightFormat dense, WeightFormat experts, int slots)
+      : m(config, dense, experts, 7),
+        gpu(m.config, m.weights, {.context = 40, .slots = slots, .megakernel = false}),
+        exact(size_t(slots), {m, false}),
+        chain(size_t(slots), {m, true}) {
+    gpu.limit_small_batch(0);
+    for (int slot = 0; slot < slots; ++slot)
+      for (int t = 0; t <= slot % 7; ++t) {  // one by one: not every GPU has memory for small batches
+        const int32_t token = id();
+        gpu.extend({&token, 1}, 1, slot);
+        gpu.synchronize();
+        const auto chosen = choices_of(gpu, gpu.buffers(slot), 0);
+        exact[size_t(slot)].token(token, chosen), chain[size_t(slot)].token(token, chosen);
+      }
+  }
+  int32_t id() { return int32_t((int64_t(next++) * 7919 + 13) % m.config.vocab); }
+  // A step of these slots with given tokens.
+  void step(const std::vector<int>& slots) {
+    std::vector<int32_t> ids;
+    for (size_t j = 0; j < slots.size(); ++j) ids.push_back(id());
+    gpu.extend_sequences(slots, ids);
+    gpu.synchronize();
+    for (size_t j = 0; j < slots.size(); ++j)
+      add_row(slots[j], ids[j], choices_of_row(gpu, decode::batch_rows(uint32_t(slots.size())), j));
+  }
+  // A pass over parts of these numbers of tokens. The parts of one token have the first rows.
+  void pass(const std::vector<std::pair<int, size_t>>& of) {
+    std::vector<std::vector<int32_t>> ids;
+    std::vector<Decoder::Part> parts;
+    size_t rows = 0;
+    for (const auto& [slot, n] : of) {
+      ids.emplace_back();
+      for (size_t t = 0; t < n; ++t) ids.back().push_back(id());
+      rows += n;
+    }
+    for (size_t i = 0; i < of.size(); ++i) parts.push_back({of[i].first, ids[i]});
+    gpu.extend_parts(parts);
+    gpu.synchronize();
+    size_t row = 0;
+    for (const bool single : {true, false})
+      for (size_t i = 0; i < of.size(); ++i) {
+        if ((of[i].second == 1) != single) continue;
+        const size_t slot = size_t(of[i].first);
+        for (size_t t = 0; t + 1 < of[i].second; ++t, ++row) {
+          const auto chosen = choices_of_row(gpu, int64_t(rows), row);
+          exact[slot].token(ids[i][t], chosen), chain[slot].token(ids[i][t], chosen);
+        }
+        add_row(of[i].first, ids[i].back(), choices_of_row(gpu, int64_t(rows), row++));
+      }
+  }
+  // Compares the logits of a slot after `token`.
+  void add_row(int slot, int32_t token, const testing::DecodeReference::Choices& chosen) {
+    std::vector<float> row(size_t(m.config.vocab));
+    gpu.logits(1, row.data(), slot);
+    const std::vector<double> want = exact[size_t(slot)].token(token, chosen);
+    of_gpu.add({row.begin(), row.end()}, want);
+    of_chain.add(chain[size_t(slot)].token(token, chosen), want);
+    EXPECT_EQ(gpu.likeliest(slot), std::max_element(row.begin(), row.end()) - row.begin());
+  }
+  void expect_roundings() const {
+    EXPECT_LE(of_gpu.rms(), 1.5 * of_chain.rms()) << "largest " << of_gpu.largest << ", " << of_chain.largest;
+    EXPECT_LE(of_gpu.largest, 2 * of_chain.largest);
+  }
+};
+
 void check_batch(const GptOssConfig& config, WeightFormat dense, WeightFormat experts, int slots,
                  const std::vector<std::vector<int>>& steps) {
   SCOPED_TRACE(::testing::Message() << name_of(dense) << " and " << name_of(experts));
-  const DecodeModel m(config, dense, experts, 7);
-  DeviceModel gpu(m.config, m.weights, {.context = 40, .slots = slots, .megakernel = false});
-  gpu.limit_small_batch(0);
-  const int64_t V = config.vocab;
-  std::vector<testing::DecodeReference> exact(size_t(slots), {m, false}), chain(size_t(slots), {m, true});
-  testing::LogitError of_chain, of_gpu;
-  int32_t next = 0;
-  const auto id = [&] { return int32_t((int64_t(next++) * 7919 + 13) % V); };
-  for (int slot = 0; slot < slots; ++slot) {
-    for (int t = 0; t <= slot % 7; ++t) {  // one by one: not every GPU has memory for small batches
-      const int32_t token = id();
-      gpu.extend({&token, 1}, 1, slot);
-      gpu.synchronize();
-      const auto chosen = choices_of(gpu, gpu.buffers(slot), 0);
-      exact[size_t(slot)].token(token, chosen), chain[size_t(slot)].token(token, chosen);
-    }
-  }
-  for (const std::vector<int>& step : steps) {
-    std::vector<int32_t> ids;
-    for (size_t j = 0; j < step.size(); ++j) ids.push_back(id());
-    gpu.extend_sequences(step, ids);
-    gpu.synchronize();
-    for (size_t j = 0; j < step.size(); ++j) {
-      const auto chosen = choices_of_row(gpu, uint32_t(step.size()), uint32_t(j));
-      std::vector<float> row(static_cast<size_t>(V));
-      gpu.logits(1, row.data(), step[j]);
-      const std::vector<double> want = exact[size_t(step[j])].token(ids[j], chosen);
-      of_gpu.add({row.begin(), row.end()}, want);
-      of_chain.add(chain[size_t(step[j])].token(ids[j], chosen), want);
-      EXPECT_EQ(gpu.likeliest(step[j]), std::max_element(row.begin(), row.end()) - row.begin());
-    }
-  }
-  EXPECT_LE(of_gpu.rms(), 1.5 * of_chain.rms()) << "largest " << of_gpu.largest << ", " << of_chain.largest;
-  EXPECT_LE(of_gpu.largest, 2 * of_chain.largest);
+  CheckedSlots checked(config, dense, experts, slots);
+  for (const std::vector<int>& step : steps) checked.step(step);
+  checked.expect_roundings();
 }
 // Selects `count` slots from `first` on, in a stride that does not divide the number of slots.
 std::vector<int> some_slots(int slots, int count, int first) {
@@ -86,6 +128,23 @@ TEST_F(GptOssBatchCuda, EverySequenceOfAStepIsTheModel) {
 }
 TEST_F(GptOssBatchCuda, EverySequenceOfAStepIsTheModelSmall) {
   check_batch(testing::decode_config(64, 4, 2, 32, 64, 3, 2, 2, 2), kBf16, kMx, 3, {{2, 0, 1}, {1, 0}});
+}
+
+// The pending tokens of 14 answers beside two prompts, given in any order, then the same answers in a step.
+TEST_F(GptOssBatchCuda, EveryPartOfAPassOverAnswersAndPromptsIsTheModel) {
+  for (const auto& [config, dense, experts] :
+       {std::tuple{testing::decode_config(96, 8, 2, 32, 96, 6, 2, 5), kBf16, kMx},
+        {testing::decode_config(64, 4, 4, 32, 96, 4, 2, 7, 2), kMx, kFp8}}) {
+    SCOPED_TRACE(::testing::Message() << name_of(dense) << " and " << name_of(experts));
+    CheckedSlots checked(config, dense, experts, 18);
+    std::vector<std::pair<int, size_t>> parts;
+    for (const int slot : some_slots(18, 16, 3)) parts.push_back({slot, slot == 8 ? 9 : slot == 11 ? 2 : 1});
+    checked.pass(parts);
+    checked.step(some_slots(18, 16, 3));
+    checked.pass({{17, 1}, {2, 12}});
+    checked.pass({{17, 1}, {2, 1}});
+    checked.expect_roundings();
+  }
 }
 
 // With the published shapes: a row's logits have the same bits with any number of rows and beside any other rows, in
@@ -175,7 +234,7 @@ TEST_F(GptOssBatchCuda, ManySequencesDifferFromFewByRoundings) {
     gpu.extend_sequences(slots, ids);
     for (const int slot : slots) {
       gpu.logits(1, rows[matrix].emplace_back(size_t(c.vocab)).data(), slot);
-      auto experts = matrix == 1 ? choices_of_row(gpu, uint32_t(sequences), uint32_t(slot))
+      auto experts = matrix == 1 ? choices_of_row(gpu, decode::batch_rows(uint32_t(sequences)), size_t(slot))
                                  : choices_of(gpu, gpu.sequences_buffers(), size_t(slot));
       for (auto& layer : experts) std::sort(layer.begin(), layer.end());
       chosen[matrix].push_back(experts);

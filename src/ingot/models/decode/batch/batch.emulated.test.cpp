@@ -107,6 +107,9 @@ struct Batch {
       input->slot[j] = uint32_t(slot), input->appended[j] = uint32_t(ids.size()), input->row[j] = uint32_t(T - 1);
       parts.push_back({&model[size_t(slot)], int64_t(ids.size()), buffers[size_t(slot)].state->position});
     }
+    *prompt.single_tokens = *input;
+    prompt.single_tokens->count = uint32_t(
+        std::find_if(of.begin(), of.end(), [](const auto& part) { return part.second.size() > 1; }) - of.begin());
     decode::Prompt p{.T = T, .position = 0, .head_rows = 1, .vocab = 0, .capacity = first.capacity, .device = 0};
     p.sequences = &sequences, p.parts = parts;
     run_prompt(model[0], buffers[0], this->prompt, p, {});
@@ -254,7 +257,9 @@ TEST(GptOssBatchEmulated, ARowHasTheSameBitsBesideAnyOtherRows) {
   }
 }
 
-// Slots of different lengths, shorter and longer than the window; slot 1 takes no part.
+// Slots of different lengths, shorter and longer than the window; a slot without a part does not change. Parts of one
+// token come first, as the pending tokens of answers beside prompts. Another kernel computes their attention, so that
+// later keys of such a slot differ by roundings.
 TEST(GptOssBatchEmulated, PartsOfSeveralPromptsGiveTheLogitsOfThePromptsAlone) {
   const DecodeModel m(small(), WeightFormat::bf16, WeightFormat::mxfp4, 7);
   Batch together(m, 32, 3), alone(m, 32, 3);
@@ -265,15 +270,22 @@ TEST(GptOssBatchEmulated, PartsOfSeveralPromptsGiveTheLogitsOfThePromptsAlone) {
     return ids;
   };
   int64_t length[3] = {};
-  for (const auto& [of_2, of_0] : {std::pair{1, 7}, {9, 12}, {5, 2}}) {
-    const std::vector<int32_t> to_2 = some(of_2), to_0 = some(of_0);
-    together.prompts({{2, to_2}, {0, to_0}});
-    alone.prompt_alone(2, to_2), alone.prompt_alone(0, to_0);
-    length[2] += of_2, length[0] += of_0;
+  bool rounded[3] = {};
+  using Parts = std::vector<std::pair<int, int64_t>>;  // slot, tokens
+  for (const Parts& of :
+       {Parts{{2, 1}, {0, 7}}, {{2, 9}, {0, 12}}, {{2, 1}, {0, 1}, {1, 6}}, {{2, 5}, {0, 2}}, {{1, 1}, {2, 1}}}) {
+    std::vector<std::pair<int, std::vector<int32_t>>> parts;
+    for (const auto& [slot, n] : of) {
+      parts.push_back({slot, some(n)});
+      alone.prompt_alone(slot, parts.back().second);
+      rounded[slot] |= n == 1 && length[slot] > 0;
+      length[slot] += n;
+    }
+    together.prompts(parts);
     for (const int slot : {0, 1, 2}) {
       EXPECT_EQ(together.buffers[size_t(slot)].state->position, length[slot]);
-      EXPECT_EQ(together.cache(slot), alone.cache(slot)) << "keys and values of slot " << slot;
-      if (slot == 1) continue;
+      EXPECT_TRUE(rounded[slot] || together.cache(slot) == alone.cache(slot)) << "keys and values of slot " << slot;
+      if (length[slot] == 0) continue;
       const std::vector<double> got = together.row(slot), want = alone.row(slot);
       // a different kernel computes the head
       for (size_t v = 0; v < want.size(); ++v) EXPECT_NEAR(got[v], want[v], 0.1);

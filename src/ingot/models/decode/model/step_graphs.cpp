@@ -304,7 +304,11 @@ void DeviceModel::send_input(const BatchInput& input) {
                  *stream_);
 }
 
-void DeviceModel::extend_parts(std::span<const Decoder::Part> parts) {
+// The parts of one token come first, so that one kernel computes their attention (prompt.h).
+void DeviceModel::extend_parts(std::span<const Decoder::Part> given) {
+  std::vector<Decoder::Part> parts(given.begin(), given.end());
+  const auto first_prompt =
+      std::stable_partition(parts.begin(), parts.end(), [](const Decoder::Part& part) { return part.ids.size() == 1; });
   INGOT_CHECK(takes_parts() && 1 <= parts.size() && int64_t(parts.size()) <= std::min(max_sequences_, kMostParts),
               "decode: found ", parts.size(), " parts of prompts, expected 1 to ", max_sequences_);
   const gpu::DeviceGuard guard(device_);
@@ -332,6 +336,9 @@ void DeviceModel::extend_parts(std::span<const Decoder::Part> parts) {
     slot.sampled_with = sampling::RowNoise{};
   }
   send_input(input);
+  input.count = uint32_t(first_prompt - parts.begin());
+  gpu::copy_rows({.to = prompt_.single_tokens, .from = &input, .row_bytes = int64_t(sizeof input), .device = device_},
+                 *stream_);
   gpu::copy_rows({.to = prompt_.ids, .from = ids.data(), .row_bytes = T * 4, .device = device_}, *stream_);
   run_prompt(slots_[0].model, slots_[0].buffers, prompt_,
              {.T = T,

@@ -35,6 +35,7 @@ int64_t lay_out(const DecoderSpec& c, int64_t T, bool several, char* memory, Pro
   take(b.rows, 2 * kMostParts);
   take(b.keys, 2 * kMostParts);
   take(b.sliding, 2 * kMostParts);
+  take(b.single_tokens, 1);
   take(b.x, T * row);
   take(b.normed, T * row);
   take(b.qkv, T * c.qkv_width());
@@ -86,6 +87,10 @@ namespace {
 
 using prompts::kThreads;
 
+int64_t leading_single_tokens(std::span<const PromptPart> parts) {
+  return std::find_if(parts.begin(), parts.end(), [](const PromptPart& part) { return part.T > 1; }) - parts.begin();
+}
+
 struct Run {
   const Model& m;
   const PromptBuffers& b;
@@ -98,6 +103,8 @@ struct Run {
   // heads, and below their widths, that this GPU computes
   int64_t kv_heads = m.kv_heads < 0 ? c.kv_heads : m.kv_heads, heads = kv_heads * (c.heads / c.kv_heads);
   int64_t q_width = heads * c.head_dim, kv_width = kv_heads * c.head_dim;  // GPU has
+  // The first rows that attend as a step of sequences does: all rows of a step, or the leading parts of one token.
+  int64_t step_rows = parts.empty() ? p.T : p.sequences == nullptr ? 0 : leading_single_tokens(parts);
   // In a step, output is too small for all multiprocessors, so K is divided in two; b.down has room for both halves.
   bool halves = parts.empty() && p.T <= int64_t(kMostSequences) && c.experts_per_token >= 2 &&
                 q_width > 3 * kWeightTileCols && !adds_later() && grouped_takes_parts(device());
@@ -231,8 +238,8 @@ struct Run {
                        .dim = uint32_t(c.head_dim),
                        .eps = float(c.norm.eps)},
                       stream);
-    if (parts.empty()) attend_sequences(l);
-    for (int64_t i = 0, first = 0; i < int64_t(parts.size()); first += parts[size_t(i++)].T)
+    if (step_rows > 0) attend_sequences(l);
+    for (int64_t i = step_rows, first = step_rows; i < int64_t(parts.size()); first += parts[size_t(i++)].T)
       attend_part(parts[size_t(i)].model->layers[layer], i, first);
     const Tensor mixed = matrix(b.mixed, DType::bf16, p.T, q_width, q_width);
     if (halves)
@@ -250,7 +257,9 @@ struct Run {
   }
   void attend_sequences(const Layer& l) {
     const uint32_t group = uint32_t(c.heads / c.kv_heads);
-    attend_batch(*p.sequences,
+    BatchedSequences of = *p.sequences;
+    if (!parts.empty()) of.input = b.single_tokens;
+    attend_batch(of,
                  {.qkv = b.qkv,
                   .cos = l.cos,
                   .sin = l.sin,
@@ -268,7 +277,7 @@ struct Run {
                   .group = group,
                   .scale = float(c.scale_of_attention()),
                   .mixed_rows = b.mixed},
-                 {cache_dim(c), float(c.attention_softcap)}, p.T, p.device, stream);
+                 {cache_dim(c), float(c.attention_softcap)}, step_rows, p.device, stream);
   }
   // Attention of part i, whose rows begin at `first`; `l` is the layer in the part's slot.
   void attend_part(const Layer& l, int64_t i, int64_t first) {

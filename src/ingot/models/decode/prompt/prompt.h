@@ -15,6 +15,9 @@ constexpr int64_t kMostRouted = 1024;
 // the most tokens at a time; the most tokens whose logits are all kept
 constexpr int64_t kPromptTokens = 4096, kPromptRows = 256;
 
+struct BatchedSequences;
+struct BatchInput;
+
 // Buffers shared by the slots of a model. T is the largest number of tokens, and S = T k.
 struct PromptBuffers {
   int32_t* ids;           // (T)
@@ -23,6 +26,7 @@ struct PromptBuffers {
   int32_t *halves, *half_rows;
   float* half_weights;
   int32_t *rows, *keys, *sliding;  // for each part: {0, T}, {0, keys of a full layer}, {0, keys of a sliding layer}
+  BatchInput* single_tokens;       // the number and the slots of the leading parts of one token
   float* x;                        // (T, x_stride)
   bf16* normed;                    // (T, x_stride)
   float* qkv;                      // (T, qkv_width)
@@ -60,9 +64,9 @@ bool prompts_take(const DecoderSpec& config);
 // sequences.
 //
 // With `parts` the T rows are parts of the prompts of several sequences, one part after the other, and share all
-// products; each part attends to its own slot. `sequences` then gives the last row of each part, whose logits go to the
-// slots, as in a step.
-struct BatchedSequences;
+// products; each part attends to its own slot. Parts of one token at the beginning, such as the pending tokens of
+// running answers, attend by one kernel, as in a step; the caller names them in PromptBuffers::single_tokens.
+// `sequences` gives the last row of each part, whose logits go to the slots, as in a step.
 constexpr int64_t kMostParts = 128;
 struct PromptPart {
   const Model* model;  // of the part's slot
