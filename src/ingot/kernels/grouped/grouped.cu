@@ -20,7 +20,10 @@ bool grouped_takes_parts(Device device) {
 }
 
 void grouped_linear(const GroupedLinear& a, Stream stream) {
-  using namespace grouped;
+  grouped::launch(a, gpu::device_limits(a.x.device), stream);
+}
+
+void grouped::launch(const GroupedLinear& a, const gpu::Limits& limits, Stream stream) {
   const char* const op = "grouped_linear";
   const bool gated = is_gated(a);
   INGOT_CHECK(a.x.dtype == DType::bf16, op, ": found x of ", a.x.dtype, ", expected bf16");
@@ -37,7 +40,6 @@ void grouped_linear(const GroupedLinear& a, Stream stream) {
   INGOT_CHECK(a.x.rows() <= kMost && a.n <= kMost && a.x.cols() <= kMost, op, ": found ", a.x.rows(), " rows of ",
               a.x.cols(), " columns and ", a.n, " rows of weights, expected at most ", kMost, " of each");
   if (a.x.rows() == 0 || a.n == 0 || a.groups == 0) return;
-  const gpu::Limits& limits = gpu::device_limits(a.x.device);
   const int64_t weight_tiles = weight_tile_padded_cols(a.x.cols()) / kWeightTileCols;
   // Whole stages of every kernel (hopper.h), so that a part's sums do not depend on the kernel.
   const int64_t part_tiles = a.parts > 1 ? ((weight_tiles + a.parts - 1) / a.parts + 2) / 3 * 3 : weight_tiles;

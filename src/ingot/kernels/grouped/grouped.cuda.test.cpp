@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include "ingot/kernels/grouped/grouped_cases.test.h"
+#include "ingot/kernels/grouped/launch.h"
 #include "ingot/testing/device_buffer.h"
 #include "ingot/testing/gpu_test.h"
 #include "ingot/testing/testing.h"
@@ -64,6 +65,12 @@ TEST_F(GroupedCuda, EveryFormatAndTileSmall) {
       check(f, {0, 100, 261}, 40, 96, form);
     }
   check(WeightFormat::bf16, {0, 100}, 1040, 96, Form::plain);
+  // Blocks of the portable form that compute several tiles and claim them.
+  gpu::Limits few = gpu::limits(0);
+  few.sms = 2;
+  for (WeightFormat f : {WeightFormat::bf16, WeightFormat::fp8, WeightFormat::mxfp4})
+    grouped_cases::check<DeviceBuffer>(f, {0, 360, 720}, 264, 96, Form::gated,
+                                       [&](const GroupedLinear& a, Stream stream) { grouped::launch(a, few, stream); });
 }
 
 // K divided among several sums: together they are the product, and a row's sums have the same bits for any number of

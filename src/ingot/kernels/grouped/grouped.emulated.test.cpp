@@ -1,5 +1,8 @@
 // The portable kernels on the CPU, under sanitizers: every format and width, with and without a gate.
+#include <numeric>
+
 #include "ingot/kernels/grouped/grouped_cases.test.h"
+#include "ingot/kernels/grouped/launch.h"
 #include "ingot/testing/emulated_buffer.h"
 
 namespace ingot {
@@ -24,8 +27,27 @@ TEST_P(GroupedEmulated, EveryWidthAgreesWithFp64) {
   check(f, {0, 50, 150}, 24, 224, Form::plain);         // 96, and a ring that wraps around
   check(f, {0, 13}, 40, 32, Form::gated);
   check(f, {0, 100}, 40, 96, Form::gated);
-  check(f, {0, 400}, 24, 160, Form::adds);  // 192, except for bf16
+  check(f, {0, 400}, 24, 160, Form::adds);  // the widest
   check(f, {0, 390}, 40, 96, Form::gated);
+}
+
+// A ring goes on from tile to tile, a tile without some of its rows follows and precedes a whole one, and blocks claim
+// the tiles of several groups.
+TEST_P(GroupedEmulated, BlocksComputeSeveralTiles) {
+  const WeightFormat f = GetParam();
+  gpu::Limits few = gpu::current_limits();
+  few.sms = 2;
+  const auto check_few = [&](const std::vector<int32_t>& offsets, int64_t n, int64_t k, Form form) {
+    grouped_cases::check<testing::EmulatedBuffer>(
+        f, offsets, n, k, form, [&](const GroupedLinear& a, Stream stream) { grouped::launch(a, few, stream); });
+  };
+  check_few({0, 400, 400, 1203}, 264, 224, Form::gated);
+  check_few({0, 400, 400, 1203}, 264, 32, Form::adds);  // a single step
+  check_few({0, 530}, 264, 160, Form::plain);
+  check_few({0, 20, 50, 150, 190}, 520, 96, Form::gated);
+  std::vector<int32_t> many(300);  // more offsets than shared memory holds
+  std::iota(many.begin(), many.end(), 0);
+  check_few(many, 24, 96, Form::plain);
 }
 
 }  // namespace

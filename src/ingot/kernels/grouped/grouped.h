@@ -21,8 +21,7 @@ struct GroupedLinear {
   bool add = false;        // y += ...; not where y is gated
   float limit = 7, alpha = 1.702f;
   // A zero on the device, which the launch leaves at zero, or null. With a counter, blocks claim tiles as they become
-  // free, which helps where groups differ in rows. Two launches that may run at once need two counters. The portable
-  // form deals tiles out in a fixed order.
+  // free, which helps where groups differ in rows. Two launches that may run at once need two counters.
   uint32_t* claims = nullptr;
   // Above 1, with one group: K is divided among `parts` sums, so that a product of few rows of x occupies more
   // multiprocessors. offsets is then {0, R, 2 R, ...} (parts + 1 entries), y has parts R rows of f32, and row i R + r

@@ -50,8 +50,10 @@ template <class Storage> struct Bank {
 
 enum class Form { plain, adds, gated };
 
-template <class Storage>
-void check(WeightFormat f, const std::vector<int32_t>& offsets, int64_t n, int64_t k, Form form) {
+// call: grouped_linear, or the same with the limits of a GPU.
+template <class Storage, class Call = decltype(&grouped_linear)>
+void check(WeightFormat f, const std::vector<int32_t>& offsets, int64_t n, int64_t k, Form form,
+           Call&& call = grouped_linear) {
   const int64_t groups = int64_t(offsets.size()) - 1, rows = offsets.back();
   SCOPED_TRACE(::testing::Message() << name_of(f) << ", " << rows << " rows of " << groups << " groups, " << n << " x "
                                     << k << ", form " << int(form));
@@ -68,17 +70,17 @@ void check(WeightFormat f, const std::vector<int32_t>& offsets, int64_t n, int64
                             old = testing::values(y.host());
   claims.host().template ptr<uint32_t>()[0] = 0;
   for (Storage* d : {&x, &bias, &starts, &claims, &y}) d->upload();
-  grouped_linear({.x = x,
-                  .w = bank.device.tensor().template ptr<uint8_t>(),
-                  .format = f,
-                  .groups = groups,
-                  .n = n,
-                  .bias = bias.tensor().template ptr<float>(),
-                  .offsets = starts.tensor().template ptr<int32_t>(),
-                  .y = y,
-                  .add = form == Form::adds,
-                  .claims = groups > 1 ? claims.tensor().template ptr<uint32_t>() : nullptr},
-                 {});
+  call(GroupedLinear{.x = x,
+                     .w = bank.device.tensor().template ptr<uint8_t>(),
+                     .format = f,
+                     .groups = groups,
+                     .n = n,
+                     .bias = bias.tensor().template ptr<float>(),
+                     .offsets = starts.tensor().template ptr<int32_t>(),
+                     .y = y,
+                     .add = form == Form::adds,
+                     .claims = groups > 1 ? claims.tensor().template ptr<uint32_t>() : nullptr},
+       Stream{});
   claims.download();
   EXPECT_EQ(claims.host().template ptr<uint32_t>()[0], 0u) << "what the next launch begins with";
   y.download();

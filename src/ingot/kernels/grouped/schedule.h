@@ -92,19 +92,27 @@ inline TileShape pick_tile(int64_t rows, int64_t groups, int64_t row_tiles, int6
     if (time_of(t) < time_of(best) && !(gated && t.row_tiles != int(kBands))) best = t;
   return best;
 }
-// The widths of the portable kernels. The choice: the width with which nearly every group is one tile, or for one
-// matrix the width that leaves the fewest rows of tiles empty (of equal widths the widest). Groups of many rows take
-// the last width, with which a weight is decoded half as often; bf16 is not decoded, and its tiles would leave no room
-// for it.
-constexpr int kPortableWidths[] = {16, 48, 96, 192};
-inline int pick_portable_width(WeightFormat format, int64_t rows, int64_t groups) {
-  const auto [few, middle, wide, widest] = kPortableWidths;
+// The widths of the portable kernels, in rows of x, and the widest one of a format: the sums of a tile of 128 rows of
+// weights by 192 rows of x and more leave no registers.
+constexpr int kPortableWidths[] = {16, 48, 96};
+constexpr int portable_widest(WeightFormat f) { return f == WeightFormat::bf16 ? 128 : 176; }
+// The choice: for several groups the width with which nearly every group is one tile, and for groups of many rows the
+// widest one, with which a weight is decoded half as often. For one matrix and few rows, the width that leaves the
+// fewest rows of tiles empty (of equal widths the widest); for many rows the width whose waves of tiles end first,
+// where a tile without rows would cost as much as some rows.
+inline int pick_portable_width(WeightFormat format, int64_t rows, int64_t groups, int64_t row_tiles, int64_t sms) {
+  const auto [few, middle, wide] = kPortableWidths;
+  const int widest = portable_widest(format);
   const double mean = double(rows) / double(groups);
-  if (format != WeightFormat::bf16 && mean >= 2 * widest) return widest;
-  if (groups > 1) return mean <= 11 ? few : mean <= 36 ? middle : wide;
+  if (groups > 1) return mean <= 11 ? few : mean <= 36 ? middle : mean < 2 * widest ? wide : widest;
   if (rows <= few) return few;
-  const auto computed = [&](int width) { return (rows + width - 1) / width * width; };
-  return computed(middle) < computed(wide) ? middle : wide;
+  const auto tiles_of = [&](int width) { return (rows + width - 1) / width; };
+  if (tiles_of(middle) * middle < tiles_of(wide) * wide && rows < 2 * widest) return middle;
+  const auto time_of = [&](int width) {
+    const int64_t tiles = tiles_of(width) * ((row_tiles + kBands - 1) / kBands);
+    return (tiles + sms - 1) / sms * (width + 16);
+  };
+  return time_of(widest) <= time_of(wide) ? widest : wide;
 }
 // Rows of x of one tensor copy.
 constexpr int box_rows(int kernel) { return kernel == 80 ? 40 : kernel; }

@@ -13,7 +13,7 @@ void launch_portable(const GroupedLinear& a, const Product& product, const gpu::
   const int64_t stride = a.x.row_stride() * 2;
   INGOT_CHECK(reinterpret_cast<uintptr_t>(a.x.data) % 16 == 0 && stride % 16 == 0, "grouped_linear: x: found rows at ",
               a.x.data, " that begin every ", stride, " bytes, expected multiples of 16 bytes");
-  const int width = pick_portable_width(a.format, a.x.rows(), a.groups);
+  const int width = pick_portable_width(a.format, a.x.rows(), a.groups, product.row_tiles, limits.sms);
   const bool gated = is_gated(a);
   const Kernel kernel = a.format == WeightFormat::bf16  ? kernel_of<WeightFormat::bf16>(width, gated)
                         : a.format == WeightFormat::fp8 ? kernel_of<WeightFormat::fp8>(width, gated)
@@ -22,7 +22,9 @@ void launch_portable(const GroupedLinear& a, const Product& product, const gpu::
   p.product.tile_rows = uint32_t(width);
   // The number of tiles is known on the GPU alone; each group's last tile may be partly empty.
   const int64_t most = (product.row_tiles + kBands - 1) / kBands * (a.x.rows() / width + a.groups);
-  const int64_t resident = std::clamp<int64_t>(limits.smem_per_sm / (kernel.smem + 1024), 1, 2);
+  // Registers and shared memory of two narrow blocks fit into a multiprocessor.
+  const int64_t resident =
+      width > kPortableWidths[1] ? 1 : std::clamp<int64_t>(limits.smem_per_sm / (kernel.smem + 1024), 1, 2);
   gpu::launch("grouped_linear", kernel.kernel,
               {.grid = std::min(most, resident * limits.sms),
                .block = kThreads,
