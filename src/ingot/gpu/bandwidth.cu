@@ -1,5 +1,6 @@
 #include "ingot/gpu/bandwidth.h"
 #include "ingot/gpu/launch.h"
+#include "ingot/gpu/limits.h"
 #include "ingot/gpu/ptx/memory.cuh"
 
 namespace ingot::gpu {
@@ -43,8 +44,9 @@ void copy_kernel(void* to, const void* from, int64_t bytes, Stream stream) {
 void read_kernel(const void* from, int64_t bytes, void* sink, Stream stream) {
   INGOT_CHECK_EQ(bytes % 16, 0, "read_kernel: bytes");
   if (bytes == 0) return;
-  constexpr int kBlocks = 132 * 8;  // all resident on a Hopper GPU
-  launch("read_kernel", read_bytes, {.grid = kBlocks, .block = kThreads}, stream, static_cast<const uint4*>(from),
+  const Limits& limits = current_limits();
+  const int64_t resident = int64_t(limits.sms) * (limits.threads_per_sm / kThreads);
+  launch("read_kernel", read_bytes, {.grid = resident, .block = kThreads}, stream, static_cast<const uint4*>(from),
          bytes / 16, static_cast<uint32_t*>(sink));
 }
 

@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include "ingot/gpu/gemm/shape.h"
+#include "ingot/gpu/l2.h"
 #include "ingot/testing/testing.h"
 
 namespace ingot::gpu {
@@ -34,6 +36,30 @@ TEST(Limits, OfAnUnknownComputeCapabilityAreRefusedByName) {
               std::string::npos)
         << e.what();
   }
+}
+
+// Measured on Hopper, whose GPUs report 50 or 60 MB of L2; the L2 of an RTX 3090 and of a T4 is much smaller.
+TEST(Limits, SizesRelativeToL2FollowTheGpu) {
+  constexpr int64_t kMiB = 1 << 20;
+  for (int64_t l2 : {50 * kMiB, 60 * kMiB}) {
+    Limits hopper = limits_of("9.0");
+    hopper.l2_bytes = l2;
+    EXPECT_EQ(beyond_l2_bytes(hopper), 64 * kMiB);
+    EXPECT_EQ(half_l2_bytes(hopper), 25 * kMiB);
+    EXPECT_EQ(kept_in_l2_bytes(hopper), 24 * kMiB);
+  }
+  for (const char* capability : {"8.0", "8.6", "8.9", "10.0", "12.0"}) {
+    const Limits l = limits_of(capability);
+    EXPECT_GT(beyond_l2_bytes(l), l.l2_bytes) << capability;
+    EXPECT_EQ(half_l2_bytes(l), l.l2_bytes / 2) << capability;
+    EXPECT_LE(kept_in_l2_bytes(l), l.l2_bytes / 2) << capability;
+  }
+}
+
+// Kernels that only Hopper runs state the shared memory of a block as a constant: the size of their arrays depends on
+// it.
+TEST(Limits, HoppersMatrixKernelsTakeTheSharedMemoryOfABlock) {
+  EXPECT_EQ(gemm::kSharedBytes, limits_of("9.0").smem_per_block);
 }
 
 }  // namespace

@@ -29,7 +29,13 @@ void* take_memory(int64_t bytes) {
 }
 std::atomic<int> devices = 1;
 const Limits kEmulatedLimits{.sms = kSms, .l2_bytes = int64_t(1) << 20};
-Limits emulated_limits = kEmulatedLimits;
+Limits& emulated_limits() {
+  static Limits known = [] {
+    const char* const as = std::getenv("INGOT_GPU_AS");
+    return as == nullptr || *as == 0 ? kEmulatedLimits : imitate(kEmulatedLimits, limits_of(as));
+  }();
+  return known;
+}
 std::atomic<bool> reach_each_other = true;
 thread_local int current = 0;
 void check_device(int device) {
@@ -59,7 +65,7 @@ int sm_count(int) { return kSms; }
 double memory_bandwidth(int) { return 3e12; }
 const Limits& limits(int device) {
   check_device(device);
-  return emulated_limits;
+  return emulated_limits();
 }
 void check_cuda_status(int status, const std::string& note) {
   fail(ErrorCode::unsupported, note, ": found status ", status, ", expected 0");
@@ -153,7 +159,9 @@ void set_device_count(int count, bool peers) {
   gpu::devices = count;
   gpu::reach_each_other = peers;
 }
-void set_device_limits(const gpu::Limits& wanted) { gpu::emulated_limits = gpu::imitate(gpu::kEmulatedLimits, wanted); }
+void set_device_limits(const gpu::Limits& wanted) {
+  gpu::emulated_limits() = gpu::imitate(gpu::kEmulatedLimits, wanted);
+}
 
 }  // namespace ingot::emulation
 #endif

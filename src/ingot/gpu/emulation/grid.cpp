@@ -17,18 +17,22 @@
 #include "ingot/core/rng.h"
 #include "ingot/gpu/emulation/context.h"
 #include "ingot/gpu/emulation/sanitizers.h"
+#include "ingot/gpu/limits.h"
 
 namespace ingot::emulation {
 namespace {
 
 constexpr size_t kStackBytes = 256 << 10, kPageBytes = 4096;
-constexpr int64_t kMaxSharedBytes = 227 << 10;  // the most shared memory of a block on Hopper
+constexpr int64_t kMaxSharedBytes = 227 << 10;  // of a block on any GPU
 constexpr uint64_t kSwitchNs = 100;             // virtual time of a switch
 constexpr uint64_t kMaxIdleSwitches = 20'000'000;
 // A 32-bit address: the block of the cluster (kOwnBlock: this one), the variable, the byte. Clusters have up to 16
 // blocks.
 constexpr uint32_t kMaxVariables = 256, kOffsetBits = 18, kRankBit = 26, kOwnBlock = 63;
 static_assert(kMaxSharedBytes < 1 << kOffsetBits && kMaxVariables << kOffsetBits == 1u << kRankBit, "all offsets fit");
+
+// The most shared memory of a block on the emulated GPU.
+int64_t most_shared_bytes() { return std::min(kMaxSharedBytes, gpu::current_limits().smem_per_block); }
 
 // A stack with an inaccessible page below it.
 class Stack {
@@ -325,8 +329,8 @@ void check_shape(const char* name, const Shape& s) {
   INGOT_CHECK(s.grid >= 1 && s.grid <= 0x7fffffff && s.cluster >= 1 && s.cluster <= 16 && s.grid % s.cluster == 0, name,
               ": found a grid of ", s.grid, " blocks in clusters of ", s.cluster, ", expected a multiple of 1 to 16");
   INGOT_CHECK(s.block >= 1 && s.block <= 1024, name, ": found blocks of ", s.block, " threads, expected 1 to 1024");
-  INGOT_CHECK(s.smem >= 0 && s.smem <= kMaxSharedBytes, name, ": found ", s.smem,
-              " bytes of shared memory, expected at most ", kMaxSharedBytes);
+  INGOT_CHECK(s.smem >= 0 && s.smem <= most_shared_bytes(), name, ": found ", s.smem,
+              " bytes of shared memory, expected at most ", most_shared_bytes());
   INGOT_CHECK(!s.cooperative || settings().resident_blocks == 0 || s.grid <= settings().resident_blocks, name,
               ": found a cooperative launch of ", s.grid, " blocks, expected at most ", settings().resident_blocks);
 }
@@ -524,8 +528,8 @@ void* shared_memory(const void* key, size_t bytes) {
   auto found = std::find_if(all.begin(), all.end(), [&](const Variable& v) { return v.key == key; });
   if (found == all.end()) {
     grid->shared_bytes += int64_t(bytes);
-    if (all.size() == kMaxVariables || grid->shared_bytes > kMaxSharedBytes)
-      complain("found ", grid->shared_bytes, " bytes of shared memory, expected at most ", kMaxSharedBytes);
+    if (all.size() == kMaxVariables || grid->shared_bytes > most_shared_bytes())
+      complain("found ", grid->shared_bytes, " bytes of shared memory, expected at most ", most_shared_bytes());
     found = all.insert(found, {key, bytes});
   }
   return memory_of(*self->block, uint32_t(found - all.begin()));

@@ -1,3 +1,5 @@
+#include "ingot/gpu/device_limits.h"
+#include "ingot/gpu/l2.h"
 #include "ingot/gpu/launch.h"
 #include "ingot/gpu/ptx/grid.cuh"
 #include "ingot/gpu/ptx/math.cuh"
@@ -11,8 +13,6 @@
 namespace ingot::cuda {
 namespace {
 
-// From this size on, L2 (50 to 60 MB on Hopper) holds none of the written data at the next read.
-constexpr int64_t kEvictFirstBytes = int64_t(64) << 20;
 constexpr int kThreads = 256;
 
 struct Params {
@@ -145,7 +145,7 @@ void launch(const char* op, Act act, const Tensor& dy, const Tensor& x, const Te
   if (x.numel() == 0) return;
   Params p{};
   p.act = act;
-  p.evict_first = x.bytes() > kEvictFirstBytes;
+  p.evict_first = x.bytes() > gpu::beyond_l2_bytes(gpu::device_limits(x.device));
   const int64_t step = vectors ? per_vec : 1;
   const int64_t rows = one_row ? 1 : x.rows(), cols = x.numel() / rows;
   tile::for_each_launch(rows, cols / step, one_row, [&](int64_t row, int64_t unit, const tile::RowUnits& units) {

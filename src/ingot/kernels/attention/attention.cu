@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "ingot/gpu/device_limits.h"
+#include "ingot/gpu/l2.h"
 #include "ingot/gpu/launch.h"
 #include "ingot/kernels/attention/attention.h"
 #include "ingot/kernels/attention/attention_cuda.h"
@@ -20,7 +21,6 @@ namespace {
 
 constexpr int kWidest = 256;
 constexpr double kLog2E = 1.4426950408889634;
-constexpr int64_t kKeptBytes = 24 << 20;  // bytes of L2 for data read by many tiles
 
 AttentionVariant variant_on(const char* op, Device device) {
   const gpu::Limits& limits = gpu::device_limits(device);
@@ -54,7 +54,8 @@ void check_gpu_vectors(const char* op, const char* name, const Tensor& t) {
 int heads_in_set(const Tensor& q, const Tensor& k, int64_t segments) {
   const int64_t group = q.size(1) / k.size(1);
   const int64_t head_bytes = std::max<int64_t>(1, k.size(0) / segments * q.size(2) * 4);
-  return int(std::min(q.size(1), std::max<int64_t>(1, kKeptBytes / head_bytes) * group));
+  const int64_t kept_bytes = gpu::kept_in_l2_bytes(gpu::device_limits(q.device));
+  return int(std::min(q.size(1), std::max<int64_t>(1, kept_bytes / head_bytes) * group));
 }
 
 Walk key_walk_of(const AttentionBackward& a, int keys) {

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "ingot/gpu/device_limits.h"
 #include "ingot/gpu/float_types.h"
 #include "ingot/gpu/launch.h"
 #include "ingot/kernels/attention/clear_uncovered.h"
@@ -9,7 +10,7 @@
 namespace ingot::cuda {
 namespace {
 
-constexpr int kThreads = 256, kWarps = kThreads / 32, kMostBlocks = 132;
+constexpr int kThreads = 256, kWarps = kThreads / 32;
 
 struct Rows {
   const int32_t* covered;  // null: no rows to clear
@@ -61,7 +62,7 @@ void clear_uncovered(const char* op, const UncoveredRows& a, const UncoveredRows
   for (const Rows& r : all.of) most = std::max(most, r.tokens * r.heads);
   if (most == 0) return;
   gpu::launch(op, clear_uncovered_rows,
-              {.grid = std::min<int64_t>(kMostBlocks, (most + kWarps - 1) / kWarps),
+              {.grid = std::min<int64_t>(gpu::device_limits(a.rows.device).sms, (most + kWarps - 1) / kWarps),
                .block = kThreads,
                .device = a.rows.device.index},
               stream, all);

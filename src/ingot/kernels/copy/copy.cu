@@ -1,3 +1,5 @@
+#include "ingot/gpu/device_limits.h"
+#include "ingot/gpu/l2.h"
 #include "ingot/gpu/launch.h"
 #include "ingot/gpu/tile/row_units.cuh"
 #include "ingot/gpu/tile/vec.cuh"
@@ -7,8 +9,6 @@
 namespace ingot::cuda {
 namespace {
 
-// From this size on, L2 (50 to 60 MB on Hopper) holds none of the written data when the next reader comes.
-constexpr int64_t kEvictFirstBytes = int64_t(64) << 20;
 constexpr int kThreads = 256;
 constexpr int kConverted = 8;  // elements that a thread converts: 16 bytes of a 16-bit type
 
@@ -138,9 +138,10 @@ void launch_vectors(const char* op, Kernel kernel, const Tensor& from, const Ten
                     More... more) {
   const bool one_row = tile::without_gaps(from) && tile::without_gaps(to);
   const int64_t rows = one_row ? 1 : to.rows(), cols = to.numel() / rows;
+  const bool evict_first = to.bytes() > gpu::beyond_l2_bytes(gpu::device_limits(to.device));
   tile::for_each_launch(rows, cols / unit, one_row, [&](int64_t row, int64_t first, const tile::RowUnits& units) {
     const auto from_here = [&](const Tensor& t) { return tile::moved(tile::rows_of(t), row, first * unit, t.dtype); };
-    VectorParams p{from_here(from), from_here(to), units, to.bytes() > kEvictFirstBytes};
+    VectorParams p{from_here(from), from_here(to), units, evict_first};
     if (from.dtype == to.dtype) {  // moved as words of 4 bytes, whatever the type
       p.from.stride = p.from.stride * size_of(from.dtype) / 4;
       p.to.stride = p.to.stride * size_of(to.dtype) / 4;

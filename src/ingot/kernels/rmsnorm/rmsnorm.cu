@@ -133,7 +133,11 @@ void launch_large(const RmsNorm& a, const RmsNormConfig& c, const gpu::Limits& l
 }  // namespace
 
 #ifdef INGOT_EMULATE
-gpu::Limits rmsnorm_limits(int) { return {.sms = 3}; }
+gpu::Limits rmsnorm_limits(int) {
+  gpu::Limits limits = gpu::current_limits();
+  limits.sms = 3;  // few, for each block to process several rows
+  return limits;
+}
 #else
 gpu::Limits rmsnorm_limits(int device) { return gpu::limits(device); }
 #endif

@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "ingot/core/tensor.h"
+#include "ingot/gpu/l2.h"
 #include "ingot/gpu/limits.h"
 
 namespace ingot::cuda {
@@ -34,9 +35,6 @@ constexpr int kKeptThreads = 512;
 constexpr int kRowPair = 2;
 constexpr int kWalkThreads = 512, kWalkVecs = 4, kWalkStages = 2;
 constexpr int kRmsNormMaxCluster = 8;
-// Half of Hopper's L2: from this size on a copy or a norm is a few percent faster with the used-once hint on both loads
-// and stores (hints on the loads alone cost as much), and a reader of y would find little of y in L2 anyway.
-constexpr int64_t kStreamingBytes = int64_t(25) << 20;
 
 struct RmsNormShape {
   int64_t rows = 0, cols = 0;
@@ -97,7 +95,9 @@ constexpr RmsNormConfig pick_rmsnorm_config(const RmsNormShape& s, gpu::Limits s
     c.threads = element_threads(s.cols);
     return c;
   }
-  c.streaming = s.rows * s.cols * size_of(s.dtype) >= kStreamingBytes;
+  // From half of L2 on, a copy or a norm is a few percent faster with the used-once hint on both loads and stores
+  // (hints on the loads alone cost as much), and a reader of y would find little of y in L2 anyway.
+  c.streaming = s.rows * s.cols * size_of(s.dtype) >= gpu::half_l2_bytes(sm);
   if (c.streaming && s.plain && sm.hopper && pick_large_config(s, vecs, c)) return c;
   // Few rows leave the GPU mostly idle: only latency counts, and short work per thread shortens it.
   if (s.rows <= 4 * int64_t(sm.sms) && vecs <= 2 * kRmsNormMaxThreads) {

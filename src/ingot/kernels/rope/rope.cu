@@ -646,7 +646,8 @@ template <class Op> Params params_of(const Op& a, const Tensor& y, const RopeSha
   p.by_lanes = tile::Divisor(p.lanes);
   p.by_heads = tile::Divisor(uint32_t(c.vectors ? ceil_divide(s.heads, c.heads) : s.heads));
   p.sign = float(a.sign), p.interleaved = a.interleaved, p.in_place = s.in_place && !s.norm;
-  const bool first = a.x.numel() * size_of(a.x.dtype) > kRopeLargeBytes && c.heads == 1;
+  const bool large = a.x.numel() * size_of(a.x.dtype) > gpu::beyond_l2_bytes(gpu::current_limits());
+  const bool first = large && c.heads == 1;
   p.evict_first = tuning.evict_first < 0 ? first : tuning.evict_first > 0;
   return p;
 }
@@ -719,13 +720,13 @@ void launch_rope(const char* op, const Rope& a, int direction, const RopeTuning&
 }  // namespace
 
 RopeTuning default_rope_tuning(const Rope& a) {
-  return {.config = pick_rope_config(shape_of(a), gpu::current_limits().sms)};
+  return {.config = pick_rope_config(shape_of(a), gpu::current_limits())};
 }
 RopeTuning default_rope_tuning(const QkNormRope& a) {
-  return {.config = pick_rope_config(shape_of(a), gpu::current_limits().sms)};
+  return {.config = pick_rope_config(shape_of(a), gpu::current_limits())};
 }
 RopeTuning default_rope_tuning(const QkNormRopeBackward& a) {
-  return {.config = pick_rope_config(shape_of(a), gpu::current_limits().sms)};
+  return {.config = pick_rope_config(shape_of(a), gpu::current_limits())};
 }
 
 void rope_with(const Rope& a, const RopeTuning& tuning, Stream stream) { launch_rope("rope", a, +1, tuning, stream); }

@@ -38,7 +38,7 @@ TEST(RopeConfig, HoldsEveryHeadAndKeepsToTheHardwaresLimits) {
                                       .norm = bool(kind & 2),
                                       .backward = (kind & 6) == 6,
                                       .in_place = bool(kind & 8)};
-              const auto c = cuda::pick_rope_config(s, kind & 16 ? 82 : 132);
+              const auto c = cuda::pick_rope_config(s, gpu::limits_of(kind & 16 ? "8.6" : "9.0"));
               EXPECT_TRUE(c.threads % 32 == 0 && c.threads <= cuda::kRopeThreads);
               EXPECT_TRUE(c.lanes >= 1 && c.lanes <= c.threads);
               if (c.vectors) EXPECT_GE(c.lanes, c.per_lane == 1 ? cuda::rope_row_vectors(s) : cuda::rope_head_lanes(s));

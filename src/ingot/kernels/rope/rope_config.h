@@ -3,6 +3,7 @@
 #include <cstdint>
 
 #include "ingot/core/tensor.h"
+#include "ingot/gpu/l2.h"
 
 namespace ingot {
 struct Rope;
@@ -28,8 +29,6 @@ struct RopeConfig {
 
 constexpr int kRopeThreads = 256;      // the most threads of a block
 constexpr int kRopePairThreads = 128;  // threads of the kernel whose lanes have two heads
-// From this size on, L2 holds none of the written data at the next read.
-constexpr int64_t kRopeLargeBytes = int64_t(64) << 20;
 constexpr int kRopeMaxNormLanes = 32;
 
 struct RopeShape {
@@ -75,7 +74,7 @@ constexpr int64_t rope_vector_lanes(const RopeShape& s) {
   return lanes < 1 ? 1 : lanes;
 }
 
-constexpr RopeConfig pick_rope_config(const RopeShape& s, int sms) {
+constexpr RopeConfig pick_rope_config(const RopeShape& s, const gpu::Limits& limits) {
   RopeConfig c;
   const int64_t lanes = rope_vector_lanes(s);
   c.vectors = lanes > 0;
@@ -86,7 +85,8 @@ constexpr RopeConfig pick_rope_config(const RopeShape& s, int sms) {
     while (c.lanes < 32 && 2 * c.lanes < s.head_dim) c.lanes *= 2;
   }
   if (!s.norm) {
-    if (c.vectors && s.tokens * s.heads * s.head_dim * size_of(s.dtype) > kRopeLargeBytes && s.heads > 1) {
+    const int64_t bytes = s.tokens * s.heads * s.head_dim * size_of(s.dtype);
+    if (c.vectors && bytes > gpu::beyond_l2_bytes(limits) && s.heads > 1) {
       c.heads = 2;
       return c;
     }
@@ -99,11 +99,12 @@ constexpr RopeConfig pick_rope_config(const RopeShape& s, int sms) {
   c.threads = s.backward ? 128 : 64;
   // accesses whole lines of memory, however small the rotated part of a head is
   c.spread = c.vectors && rope_may_spread(s, c.lanes);
+  const int64_t sms = limits.sms;
   // As many iterations as leave two rounds of blocks for every SM, up to four: with more the last round takes too long.
-  while (c.iterations < 4 && s.tokens * s.heads * c.lanes >= int64_t(sms) * 1024 * 4 * c.iterations) c.iterations *= 2;
+  while (c.iterations < 4 && s.tokens * s.heads * c.lanes >= sms * 1024 * 4 * c.iterations) c.iterations *= 2;
   // Where every SM has a thousand threads the kernel without a walk is faster: 1,024 tokens of 40 heads of 128 in 6.7
   // us instead of 8.3. 256 tokens take 2.8 and 2.7.
-  if (c.vectors && !s.backward && c.iterations == 1 && s.tokens * s.heads * c.lanes >= int64_t(sms) * 1024)
+  if (c.vectors && !s.backward && c.iterations == 1 && s.tokens * s.heads * c.lanes >= sms * 1024)
     c.once = true, c.threads = 128;
   return c;
 }

@@ -259,7 +259,7 @@ void launch(const char* op, const Operands& o, const SwigluGateTuning& tuning, S
   for (const Tensor* t : {&o.gate, &o.up, &o.h, &o.dgate, &o.dup, &o.again})
     one_row = one_row && tile::without_gaps(*t);
   Params p{gate_numbers(o.options)};
-  p.large = tuning.large < 0 ? swiglu_gate_is_large(s) : tuning.large > 0;
+  p.large = tuning.large < 0 ? swiglu_gate_is_large(s, gpu::current_limits()) : tuning.large > 0;
 
   // Elements of gate and of h in a unit.
   const int64_t per_vec = 16 / size_of(s.dtype), gate_step = c.vectors ? per_vec : pairs ? 2 : 1;
@@ -285,10 +285,10 @@ void launch(const char* op, const Operands& o, const SwigluGateTuning& tuning, S
 }  // namespace
 
 SwigluGateTuning default_swiglu_gate_tuning(const SwigluGate& s) {
-  return {.config = pick_swiglu_gate_config(shape_of(operands_of(s)), gpu::current_limits().sms)};
+  return {.config = pick_swiglu_gate_config(shape_of(operands_of(s)), gpu::current_limits())};
 }
 SwigluGateTuning default_swiglu_gate_tuning(const SwigluGateBackward& s) {
-  return {.config = pick_swiglu_gate_config(shape_of(operands_of(s)), gpu::current_limits().sms)};
+  return {.config = pick_swiglu_gate_config(shape_of(operands_of(s)), gpu::current_limits())};
 }
 void swiglu_gate_with(const SwigluGate& s, const SwigluGateTuning& tuning, Stream stream) {
   launch("swiglu_gate", operands_of(s), tuning, stream);

@@ -26,12 +26,12 @@ TEST(SwigluGateConfig, TakesVectorsWhereTheyFitAndLeavesNoSmIdle) {
       for (int64_t rows : {1, 100, 100000})
         for (bool aligned : {false, true})
           for (bool pairs : {false, true})
-            for (int sms : {28, 132}) {
+            for (const gpu::Limits& limits : {gpu::Limits{.sms = 28}, gpu::Limits{}}) {
               const auto c = cuda::pick_swiglu_gate_config(
-                  {.rows = rows, .cols = cols, .dtype = dtype, .aligned = aligned, .interleaved = pairs}, sms);
+                  {.rows = rows, .cols = cols, .dtype = dtype, .aligned = aligned, .interleaved = pairs}, limits);
               EXPECT_EQ(c.vectors, aligned && (pairs ? 2 : 1) * cols % (16 / size_of(dtype)) == 0);
               EXPECT_TRUE(c.threads % 32 == 0 && c.threads <= cuda::kSwigluMaxThreads);
-              EXPECT_TRUE(c.units_per_thread == 1 || rows * cols >= int64_t(sms) * 2048);
+              EXPECT_TRUE(c.units_per_thread == 1 || rows * cols >= int64_t(limits.sms) * 2048);
             }
 }
 

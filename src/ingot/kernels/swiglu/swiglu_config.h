@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "ingot/core/tensor.h"
+#include "ingot/gpu/l2.h"
 
 namespace ingot {
 struct SwigluGate;
@@ -29,24 +30,24 @@ struct SwigluGateShape {
   bool backward = false;
 };
 
-// The size from which none of the written data can still be in L2 at the next read (50 to 60 MB on Hopper).
-constexpr bool swiglu_gate_is_large(const SwigluGateShape& s) {
-  return s.rows * s.cols * size_of(s.dtype) * (s.backward ? 2 : 1) > int64_t(64) << 20;
+// Whether L2 holds none of the written data at the next read.
+constexpr bool swiglu_gate_is_large(const SwigluGateShape& s, const gpu::Limits& limits) {
+  return s.rows * s.cols * size_of(s.dtype) * (s.backward ? 2 : 1) > gpu::beyond_l2_bytes(limits);
 }
 
 constexpr bool swiglu_gate_takes_vectors(const SwigluGateShape& s) {
   return s.aligned && (s.interleaved ? 2 * s.cols : s.cols) % (16 / size_of(s.dtype)) == 0;
 }
 
-constexpr SwigluGateConfig pick_swiglu_gate_config(const SwigluGateShape& s, int sms) {
+constexpr SwigluGateConfig pick_swiglu_gate_config(const SwigluGateShape& s, const gpu::Limits& limits) {
   const int64_t columns = s.interleaved ? 2 * s.cols : s.cols, per_vec = 16 / size_of(s.dtype);
   SwigluGateConfig c;
   c.vectors = swiglu_gate_takes_vectors(s);
   const int64_t units = c.vectors ? s.rows * columns / per_vec : s.rows * s.cols;
   // Several units per thread where units are small, once all threads have work.
-  if ((s.interleaved || !c.vectors) && units >= int64_t(sms) * 2048 * 4)
+  if ((s.interleaved || !c.vectors) && units >= int64_t(limits.sms) * 2048 * 4)
     c.units_per_thread = s.interleaved && !s.backward ? 4 : 2, c.threads = 128;
-  else if (swiglu_gate_is_large(s))
+  else if (swiglu_gate_is_large(s, limits))
     s.backward ? c.threads = 128 : c.units_per_thread = 2;
   return c;
 }

@@ -4,6 +4,7 @@
 
 #include "ingot/core/rng.h"
 #include "ingot/gpu/launch.h"
+#include "ingot/gpu/limits.h"
 #include "ingot/kernels/quant/weight_tiles.h"
 #include "ingot/models/decode/weights/builder.h"
 
@@ -51,13 +52,13 @@ __global__ void __launch_bounds__(kThreads) fill_codes(Codes c, uint64_t seed) {
   }
 }
 
-constexpr int64_t kGrid = 132 * 8;
+int64_t most_blocks() { return int64_t(gpu::current_limits().sms) * 8; }
 int device() { return std::max(0, gpu::current_device()); }
 
 }  // namespace
 
 void fill_normal(void* to, DType dtype, int64_t n, double scale, double mean, uint64_t seed, Stream stream) {
-  const gpu::Launch at{.grid = std::min(kGrid, n / kThreads + 1), .block = kThreads, .device = device()};
+  const gpu::Launch at{.grid = std::min(most_blocks(), n / kThreads + 1), .block = kThreads, .device = device()};
   if (dtype == DType::f32)
     gpu::launch("synthetic numbers", fill_numbers<float>, at, stream, static_cast<float*>(to), n, float(scale),
                 float(mean), seed);
@@ -79,8 +80,8 @@ void fill_weight_tiles(const WeightMatrix& w, double scale, uint64_t seed, Strea
     c.unit = uint32_t(row_tile_bytes(w.format, w.cols()) / 16), c.tail = 4;
     c.tail_word = std::bit_cast<uint32_t>(float(scale / 1.5)), c.fp8 = true;
   }
-  gpu::launch("synthetic weight tiles", fill_codes, {.grid = kGrid, .block = kThreads, .device = device()}, stream, c,
-              seed);
+  gpu::launch("synthetic weight tiles", fill_codes, {.grid = most_blocks(), .block = kThreads, .device = device()},
+              stream, c, seed);
 }
 
 }  // namespace ingot::decode
