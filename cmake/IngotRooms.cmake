@@ -5,11 +5,13 @@
 #       the folder of room.cmake, or as ingot/...) in namespace ingot::cuda (ingot for folders outside src/ingot/kernels), or in <namespace> inside it.
 #       ELSEWHERE lists templates that this unit would instantiate implicitly although another unit has the instance.
 #       EMULATED: the unit joins the room's emulated tests (docs/gpu-layer.md).
-#   ingot_room([PTX arch] [HOPPER regex] [TEST_SHARDS n] [HUGE_TESTS filter])
+#   ingot_room([PTX arch] [TURING regex] [HOPPER regex] [TEST_SHARDS n] [HUGE_TESTS filter])
 #       Every .cu is compiled to machine code for sm_90a, and included as PTX for compute_80, which the driver compiles for GPUs other
 #       than Hopper. PTX: the architecture of the PTX in place of 80 (for ingot_instances: of this unit). HOPPER: files, folders and
-#       units whose path from the folder matches the regex have instructions of sm_90a and are not included as PTX. TEST_SHARDS: with
-#       CUDA the room's tests are divided among n tests that can run side by side; HUGE_TESTS are a separate test and run in turn.
+#       units whose path from the folder matches the regex have instructions of sm_90a and are not included as PTX. TURING: those that
+#       match are included as PTX for compute_75 as well. The PTX for compute_80 stays, because it converts to 16 bits and states
+#       hints to the caches in single instructions, which compute capability 7.5 lacks. TEST_SHARDS: with CUDA the room's tests are
+#       divided among n tests that can run side by side; HUGE_TESTS are a separate test and run in turn.
 #   ingot_ptx_test(FILTER gtest-filter [SHARDS n])
 #       Runs the room's tests that FILTER names once more, with kernels that the driver compiles from PTX (CUDA_FORCE_PTX_JIT):
 #       `ctest -L ptx`. The filter leaves out tests that call cuBLASLt, which finds no
@@ -74,9 +76,9 @@ function(ingot_instances name)
 endfunction()
 
 function(ingot_room)
-  cmake_parse_arguments(PARSE_ARGV 0 room "" "PTX;HOPPER;TEST_SHARDS;HUGE_TESTS" "")
+  cmake_parse_arguments(PARSE_ARGV 0 room "" "PTX;TURING;HOPPER;TEST_SHARDS;HUGE_TESTS" "")
   if(room_UNPARSED_ARGUMENTS)
-    message(FATAL_ERROR "ingot_room: found '${room_UNPARSED_ARGUMENTS}', expected PTX, HOPPER, TEST_SHARDS or HUGE_TESTS")
+    message(FATAL_ERROR "ingot_room: found '${room_UNPARSED_ARGUMENTS}', expected PTX, TURING, HOPPER, TEST_SHARDS or HUGE_TESTS")
   endif()
   ingot_folder_name(${CMAKE_CURRENT_LIST_DIR} owner)
   foreach(property TEST_SHARDS HUGE_TESTS)
@@ -84,10 +86,12 @@ function(ingot_room)
       set_property(GLOBAL PROPERTY INGOT_${property}_${owner} "${room_${property}}")
     endif()
   endforeach()
-  if(room_HOPPER)
-    set_property(GLOBAL APPEND PROPERTY INGOT_HOPPER_FOLDERS ${CMAKE_CURRENT_LIST_DIR})
-    set_property(GLOBAL PROPERTY INGOT_HOPPER_OF_${CMAKE_CURRENT_LIST_DIR} "${room_HOPPER}")
-  endif()
+  foreach(generation HOPPER TURING)
+    if(room_${generation})
+      set_property(GLOBAL APPEND PROPERTY INGOT_${generation}_FOLDERS ${CMAKE_CURRENT_LIST_DIR})
+      set_property(GLOBAL PROPERTY INGOT_${generation}_OF_${CMAKE_CURRENT_LIST_DIR} "${room_${generation}}")
+    endif()
+  endforeach()
   if(room_PTX)
     set_property(GLOBAL APPEND PROPERTY INGOT_PTX_FOLDERS ${CMAKE_CURRENT_LIST_DIR})
     set_property(GLOBAL PROPERTY INGOT_PTX_OF_${CMAKE_CURRENT_LIST_DIR} ${room_PTX})
@@ -102,20 +106,30 @@ function(ingot_ptx_test)
   set_property(GLOBAL PROPERTY INGOT_PTX_SHARDS_${owner} "${test_SHARDS}")
 endfunction()
 
-# The architecture whose PTX is included for a .cu; empty for a file with instructions of sm_90a.
-function(ingot_ptx_of source result)
-  get_property(arch GLOBAL PROPERTY INGOT_PTX_OF_${source})
+# Whether a regex of HOPPER or TURING names a .cu.
+function(ingot_is_named source generation result)
   string(REPLACE ${CMAKE_CURRENT_BINARY_DIR}/generated/ ${CMAKE_CURRENT_SOURCE_DIR}/src/ place ${source})
-  get_property(hopper_folders GLOBAL PROPERTY INGOT_HOPPER_FOLDERS)
-  foreach(folder ${hopper_folders})
-    get_property(regex GLOBAL PROPERTY INGOT_HOPPER_OF_${folder})
+  get_property(folders GLOBAL PROPERTY INGOT_${generation}_FOLDERS)
+  set(${result} OFF PARENT_SCOPE)
+  foreach(folder ${folders})
+    get_property(regex GLOBAL PROPERTY INGOT_${generation}_OF_${folder})
     string(FIND ${place} ${folder}/ at)
     string(REPLACE ${folder}/ "" inside ${place})
-    if(NOT arch AND at EQUAL 0 AND inside MATCHES "${regex}")
-      set(${result} "" PARENT_SCOPE)
-      return()
+    if(at EQUAL 0 AND inside MATCHES "${regex}")
+      set(${result} ON PARENT_SCOPE)
     endif()
   endforeach()
+endfunction()
+
+# The architectures whose PTX is included for a .cu, the oldest first; empty for a file with instructions of sm_90a.
+function(ingot_ptx_of source result)
+  get_property(arch GLOBAL PROPERTY INGOT_PTX_OF_${source})
+  ingot_is_named(${source} HOPPER hopper)
+  if(hopper AND NOT arch)
+    set(${result} "" PARENT_SCOPE)
+    return()
+  endif()
+  string(REPLACE ${CMAKE_CURRENT_BINARY_DIR}/generated/ ${CMAKE_CURRENT_SOURCE_DIR}/src/ place ${source})
   get_property(folders GLOBAL PROPERTY INGOT_PTX_FOLDERS)
   foreach(folder ${folders})
     string(FIND ${place} ${folder}/ at)
@@ -125,6 +139,10 @@ function(ingot_ptx_of source result)
   endforeach()
   if(NOT arch)
     set(arch 80)
+  endif()
+  ingot_is_named(${source} TURING turing)
+  if(turing)
+    list(PREPEND arch 75)
   endif()
   set(${result} "${arch}" PARENT_SCOPE)
 endfunction()

@@ -42,8 +42,8 @@ class Frame(InDirectory):
               return 0;
             }""")
         subprocess.run([compiler, "-shared", "-fPIC", "-o", self.directory / "libcuda.so.1", source], check=True)
-        for gpu, kernels, words in (("070", "none", "no kernels; models run on the CPU, as their kernels need 8.0"),
-                                    ("075", "rmsnorm", "RMSNorm of the PyTorch package alone; models run on the CPU, as their kernels need 8.0"),
+        for gpu, kernels, words in (("070", "none", "no kernels; products, attention and models need 8.0, and models run on the CPU"),
+                                    ("075", "rows", "RMSNorm, activations, gates, RoPE and further operations over rows (docs/gpu-layer.md); products, attention and models need 8.0, and models run on the CPU"),
                                     ("086", "portable", "by the portable variants, which were measured on no such GPU"),
                                     ("090", "hopper", "all operations by Hopper's variants"), ("120", "portable", "by the portable variants")):
             driver = {"LD_LIBRARY_PATH": str(self.directory), "GPU": gpu}
@@ -55,10 +55,13 @@ class Frame(InDirectory):
         report = json.loads(ingot("doctor", "--json", env=limited).text)["gpus"][0]
         self.assertEqual((report["compute_capability"], report["limited_to"], report["kernels"]), ("9.0", "8.6", "portable"))
         self.assertIn("compute capability 9.0, limited to 8.6 by INGOT_GPU_AS: operations and models by the portable variants", ingot("doctor", env=limited).text)
+        for gpu, kernels in (("090", "rows"), ("086", "rows"), ("070", "none")):
+            turing = json.loads(ingot("doctor", "--json", env={**limited, "GPU": gpu, "INGOT_GPU_AS": "7.5"}).text)["gpus"][0]
+            self.assertEqual((turing["limited_to"], turing["kernels"], turing["runs_models"]), ("7.5", kernels, False), gpu)
 
     def test_a_compute_capability_without_limits_is_refused_by_the_name_of_the_variable(self):
         for command in (["doctor"], ["info", "--preset", "nano"]):
-            self.refuses(2, "INGOT_GPU_AS: compute capability: found '7.0', expected one of 8.0, 8.6, 8.9, 9.0", *command, env={"INGOT_GPU_AS": "7.0"})
+            self.refuses(2, "INGOT_GPU_AS: compute capability: found '7.0', expected one of 7.5, 8.0, 8.6, 8.9, 9.0", *command, env={"INGOT_GPU_AS": "7.0"})
             self.assertEqual(ingot(*command, env={"INGOT_GPU_AS": "8.0"}).returncode, 0)
 
     def test_doctor_finds_cublaslt_where_pythons_packages_have_it(self):

@@ -6,6 +6,7 @@ import torch
 
 import ingot
 from ingot import _C, _declare
+from ingot._hf_parts import LIMIT, capability_of
 
 
 def verdict(capability) -> str:
@@ -14,8 +15,10 @@ def verdict(capability) -> str:
         return "everything runs, by the kernels for Hopper"
     if capability[0] >= 8:
         return "everything runs, by portable kernels that the driver compiles, or cuBLASLt; grouped_linear by a plain kernel, many times slower than on Hopper"
-    some = "RMSNorm" if capability >= (7, 5) else "nothing"
-    return f"{some} runs: the other kernels need compute capability 8.0"
+    if capability >= (7, 5):
+        return ("operations over rows run (rms_norm, activations, swiglu, rope, qk_norm_rope), and grouped_linear by a plain kernel; "
+                "fused_mlp, gated_linear, wide_mlp, linear_cross_entropy, attention and Muon need compute capability 8.0")
+    return "nothing runs: the kernels need compute capability 7.5, and most need 8.0"
 
 
 def main() -> None:
@@ -36,7 +39,8 @@ def main() -> None:
         return
     for i in range(torch.cuda.device_count()):
         major, minor = torch.cuda.get_device_capability(i)
-        print(f"cuda:{i}: {torch.cuda.get_device_name(i)}, compute capability {major}.{minor}: {verdict((major, minor))}")
+        limited = ", limited to {}.{} by INGOT_GPU_AS".format(*LIMIT) if LIMIT else ""
+        print(f"cuda:{i}: {torch.cuda.get_device_name(i)}, compute capability {major}.{minor}{limited}: {verdict(capability_of(i))}")
 
 
 if __name__ == "__main__":

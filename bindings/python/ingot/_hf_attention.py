@@ -9,7 +9,7 @@ from collections import Counter
 import torch
 
 from . import _C, _attention
-from ._hf_parts import count_fallback
+from ._hf_parts import capability_of, count_fallback
 
 fallbacks = Counter()
 
@@ -149,8 +149,8 @@ def _reason(query, key, value, dropout, position_bias):
     if query.is_cuda:
         if not _C.cuda:
             return "this build of ingot has no CUDA kernels"
-        if torch.cuda.get_device_capability(query.device) < (8, 0):
-            return "the GPU's compute capability is below 8.0"
+        if (capability := capability_of(query.device)) < (8, 0):
+            return "a GPU of compute capability {}.{}, and the kernels need 8.0".format(*capability)
         if value.dtype not in (torch.bfloat16, torch.float16) and not torch.is_autocast_enabled("cuda"):
             return f"{value.dtype} on a GPU, whose kernels take bfloat16 and float16"
         if query.shape[-1] % 8 or query.shape[-1] > _WIDEST_HEAD:

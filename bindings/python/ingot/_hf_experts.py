@@ -3,7 +3,7 @@ from collections import Counter
 
 import torch
 
-from ._hf_parts import count_fallback
+from ._hf_parts import capability_of, count_fallback
 from .functional import grouped_linear
 
 fallbacks = Counter()
@@ -13,7 +13,7 @@ def _reason(module, hidden_states):
     kind = hidden_states.device.type
     if kind not in ("cpu", "cuda"):
         return f"grouped_linear has no kernel on the device {kind}"
-    if kind == "cuda" and (hidden_states.dtype not in (torch.bfloat16, torch.float16) or torch.cuda.get_device_capability(hidden_states.device)[0] != 9):
+    if kind == "cuda" and (hidden_states.dtype not in (torch.bfloat16, torch.float16) or capability_of(hidden_states.device)[0] != 9):
         return "grouped_linear has fast kernels on a GPU only for bfloat16 and float16, and compute capability 9.0"
     if not hidden_states.is_floating_point() or module.down_proj.dtype is not hidden_states.dtype:
         return f"experts of {module.down_proj.dtype} beside activations of {hidden_states.dtype}"

@@ -2,6 +2,8 @@
 import copy
 import inspect
 import logging
+import os
+import re
 import types
 from dataclasses import dataclass
 from typing import Callable
@@ -9,6 +11,14 @@ from typing import Callable
 import torch
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+# The compute capability to whose limits INGOT_GPU_AS reduces every GPU (docs/gpu-layer.md), or None. The kernels refuse a value without limits.
+LIMIT = re.fullmatch(r"(\d+)\.(\d)", os.environ.get("INGOT_GPU_AS", ""))
+LIMIT = LIMIT and (int(LIMIT[1]), int(LIMIT[2]))
+
+
+def capability_of(device):
+    """(major, minor) of the compute capability whose kernels a GPU runs."""
+    return LIMIT or torch.cuda.get_device_capability(device)
 
 
 @dataclass

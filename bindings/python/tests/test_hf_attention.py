@@ -1,5 +1,6 @@
 """attn_implementation="ingot" beside eager attention, on small random models of transformers."""
 import logging
+import types
 
 import pytest
 import torch
@@ -114,6 +115,16 @@ def test_packed_sequences_do_not_see_each_other():
     found = m(ids, position_ids=positions, cu_seq_lens_q=ends, cu_seq_lens_k=ends, max_length_q=11, max_length_k=11, use_cache=False).logits
     torch.testing.assert_close(found, alone, rtol=1e-5, atol=1e-6)
     assert not hf.attention_fallbacks
+
+
+def test_a_gpu_below_8_0_leaves_attention_to_pytorch(monkeypatch):
+    from ingot import _hf_attention, _hf_parts
+
+    monkeypatch.setattr(_hf_attention, "_C", types.SimpleNamespace(cuda=True))
+    heads = types.SimpleNamespace(is_cuda=True, device=torch.device("cuda"), dtype=torch.bfloat16, shape=(2, 4, 8, 64))
+    for limit, reason in (((7, 5), "a GPU of compute capability 7.5, and the kernels need 8.0"), ((8, 0), None)):
+        monkeypatch.setattr(_hf_parts, "LIMIT", limit)
+        assert _hf_attention._reason(heads, heads, heads, 0.0, None) == reason
 
 
 @on_cpu

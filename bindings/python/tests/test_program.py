@@ -24,7 +24,7 @@ def test_unknown_arguments_are_refused_in_one_line(arguments):
 
 
 @pytest.mark.parametrize("capability, word, absent", [((9, 0), "kernels for Hopper", "plain"), ((8, 0), "grouped_linear by a plain kernel", "for Hopper"),
-                                                     ((12, 0), "grouped_linear by a plain kernel", "for Hopper"), ((7, 5), "RMSNorm runs: the other", "everything"),
-                                                     ((7, 0), "nothing runs", "everything")])
+                                                     ((12, 0), "grouped_linear by a plain kernel", "for Hopper"), ((7, 5), "operations over rows run (rms_norm, ", "everything"),
+                                                     ((7, 5), "attention and Muon need compute capability 8.0", "Hopper"), ((7, 0), "nothing runs", "everything")])
 def test_the_command_says_what_runs_on_each_generation(capability, word, absent):
     assert word in verdict(capability) and absent not in verdict(capability)

@@ -16,6 +16,7 @@ struct Card {
   Limits limits;
 };
 constexpr Card kCards[] = {
+    {"7.5", {75, false, 40, 1024, 64 * kKiB, 64 * kKiB, 4 * kMiB, {}}},
     {"8.0", {80, false, 108, 2048, 163 * kKiB, 164 * kKiB, 40 * kMiB, {}}},
     {"8.6", {86, false, 82, 1536, 99 * kKiB, 100 * kKiB, 6 * kMiB, {}}},
     {"8.9", {89, false, 128, 1536, 99 * kKiB, 100 * kKiB, 72 * kMiB, {}}},

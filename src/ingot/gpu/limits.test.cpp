@@ -3,7 +3,9 @@
 #include <gtest/gtest.h>
 
 #include "ingot/gpu/gemm/shape.h"
+#include "ingot/gpu/generation.h"
 #include "ingot/gpu/l2.h"
+#include "ingot/testing/temporary_directory.h"
 #include "ingot/testing/testing.h"
 
 namespace ingot::gpu {
@@ -11,7 +13,7 @@ namespace {
 
 TEST(Limits, OfAnImitatedGpuNeverExceedTheRealLimits) {
   const Limits h200 = limits_of("9.0");
-  for (const char* capability : {"8.0", "8.6", "8.9", "10.0", "12.0"}) {
+  for (const char* capability : {"7.5", "8.0", "8.6", "8.9", "10.0", "12.0"}) {
     const Limits wanted = limits_of(capability), l = imitate(h200, wanted);
     EXPECT_EQ(l.capability, wanted.capability) << capability;
     EXPECT_FALSE(l.hopper) << capability;
@@ -29,10 +31,10 @@ TEST(Limits, OfAnImitatedGpuNeverExceedTheRealLimits) {
 
 TEST(Limits, OfAnUnknownComputeCapabilityAreRefusedByName) {
   try {
-    limits_of("7.5");
+    limits_of("7.0");
     FAIL() << "expected an error";
   } catch (const Error& e) {
-    EXPECT_NE(std::string(e.what()).find("found '7.5', expected one of 8.0, 8.6, 8.9, 9.0, 10.0, 12.0"),
+    EXPECT_NE(std::string(e.what()).find("found '7.0', expected one of 7.5, 8.0, 8.6, 8.9, 9.0, 10.0, 12.0"),
               std::string::npos)
         << e.what();
   }
@@ -48,7 +50,7 @@ TEST(Limits, SizesRelativeToL2FollowTheGpu) {
     EXPECT_EQ(half_l2_bytes(hopper), 25 * kMiB);
     EXPECT_EQ(kept_in_l2_bytes(hopper), 24 * kMiB);
   }
-  for (const char* capability : {"8.0", "8.6", "8.9", "10.0", "12.0"}) {
+  for (const char* capability : {"7.5", "8.0", "8.6", "8.9", "10.0", "12.0"}) {
     const Limits l = limits_of(capability);
     EXPECT_GT(beyond_l2_bytes(l), l.l2_bytes) << capability;
     EXPECT_EQ(half_l2_bytes(l), l.l2_bytes / 2) << capability;
@@ -60,6 +62,13 @@ TEST(Limits, SizesRelativeToL2FollowTheGpu) {
 // it.
 TEST(Limits, HoppersMatrixKernelsTakeTheSharedMemoryOfABlock) {
   EXPECT_EQ(gemm::kSharedBytes, limits_of("9.0").smem_per_block);
+}
+
+TEST(Limits, AGpuBelow80IsRefusedInOneLine) {
+  for (const char* capability : {"8.0", "8.6", "8.9", "9.0", "10.0", "12.0"})
+    check_generation("op", limits_of(capability));
+  EXPECT_EQ(testing::error_of([] { check_generation("op", limits_of("7.5")); }),
+            "unsupported: op: found a GPU of compute capability 7.5, expected 8.0 or later");
 }
 
 }  // namespace

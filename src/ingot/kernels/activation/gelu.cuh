@@ -10,6 +10,15 @@
 
 namespace ingot::detail {
 
+// max(x, 0), and a NaN for a NaN: fast_relu(), and before compute capability 8.0, which has no such instruction, two.
+INGOT_HD inline float relu_of_any_gpu(float x) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
+  return x <= 0 ? 0 : x;
+#else
+  return fast_relu(x);
+#endif
+}
+
 // e^(-x^2 / 2), and R of |x|. An infinite x would give 0 * inf further on.
 struct NormalTail {
   float e, t, r;
@@ -31,7 +40,7 @@ INGOT_HD inline NormalTail normal_tail(float x) {
 }
 INGOT_HD inline float gelu_value(float x) {
   const NormalTail n = normal_tail(x);
-  return fast_relu(x) - n.t * (n.e * n.r);
+  return relu_of_any_gpu(x) - n.t * (n.e * n.r);
 }
 INGOT_HD inline float gelu_slope(float x) {
   const NormalTail n = normal_tail(x);

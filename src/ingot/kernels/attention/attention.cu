@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "ingot/gpu/device_limits.h"
+#include "ingot/gpu/generation.h"
 #include "ingot/gpu/l2.h"
 #include "ingot/gpu/launch.h"
 #include "ingot/kernels/attention/attention.h"
@@ -24,14 +25,12 @@ constexpr double kLog2E = 1.4426950408889634;
 
 AttentionVariant variant_on(const char* op, Device device) {
   const gpu::Limits& limits = gpu::device_limits(device);
+  gpu::check_generation(op, limits);
 #ifdef INGOT_EMULATE
   return AttentionVariant::portable;  // the emulator has neither wgmma nor tensor copies
+#else
+  return attention_variant(limits);
 #endif
-  const AttentionVariant variant = attention_variant(limits);
-  if (variant == AttentionVariant::none)
-    fail(ErrorCode::unsupported, op, ": found a GPU of compute capability ", limits.capability / 10, ".",
-         limits.capability % 10, ", expected 8.0 or later");
-  return variant;
 }
 
 void check_gpu_operands(const char* op, const Tensor& q, const Tensor& v) {

@@ -1,4 +1,5 @@
 #include "ingot/gpu/launch.h"
+#include "ingot/gpu/ptx/max_or_nan.cuh"
 #include "ingot/gpu/tile/block_sum.cuh"
 #include "ingot/gpu/tile/vec.cuh"
 #include "ingot/kernels/cross_entropy/cross_entropy.h"
@@ -28,7 +29,7 @@ struct RowSum {
 // Combines kLanes lanes; every lane receives the result: the largest exponent first, so that each sum is scaled once.
 template <int kLanes> __device__ inline RowSum together(RowSum e) {
   float high = e.high;
-  for (int step = kLanes / 2; step > 0; step /= 2) high = ptx::max_nan(high, __shfl_xor_sync(~0u, high, step));
+  for (int step = kLanes / 2; step > 0; step /= 2) high = ptx::max_or_nan(high, __shfl_xor_sync(~0u, high, step));
   float sum = e.sum == 0 ? 0.f : e.sum * ptx::exp2_approx((e.high - high) * kLog2e), total = e.total;
   for (int step = kLanes / 2; step > 0; step /= 2) {
     sum += __shfl_xor_sync(~0u, sum, step);
@@ -70,7 +71,7 @@ __global__ void __launch_bounds__(kThreads) row_kernel(const __grid_constant__ P
   const auto take = [&](const float(&x)[N]) {
     float high = mine.high, total = mine.total;
 #pragma unroll
-    for (int n = 0; n < N; ++n) high = ptx::max_nan(high, x[n]), total += x[n];
+    for (int n = 0; n < N; ++n) high = ptx::max_or_nan(high, x[n]), total += x[n];
     const float base = fmaxf(high, -3e38f);  // where all logits are -infinity
     float sum = mine.sum == 0 ? 0.f : mine.sum * ptx::exp2_approx((mine.high - base) * kLog2e);
 #pragma unroll
@@ -206,7 +207,7 @@ __global__ void __launch_bounds__(kThreadsOf) tiled_row_kernel(const __grid_cons
   RowSum mine{-__int_as_float(0x7f800000), 0, 0};
   for (uint32_t t = threadIdx.x; t < p.tiles; t += kThreadsOf) {
     const float2 part = parts[t];
-    const float high = ptx::max_nan(mine.high, part.x);
+    const float high = ptx::max_or_nan(mine.high, part.x);
     const auto scaled = [&](float sum, float from) {
       return sum == 0 ? 0.f : sum * ptx::exp2_approx((from - high) * kLog2e);
     };

@@ -1,8 +1,10 @@
 // Losses and gradients of a linear layer's logits, by chunks of rows.
 #include <algorithm>
 
+#include "ingot/gpu/device_limits.h"
 #include "ingot/gpu/gemm/operands.h"
 #include "ingot/gpu/gemm/variant.h"
+#include "ingot/gpu/generation.h"
 #include "ingot/kernels/cross_entropy/capped.h"
 #include "ingot/kernels/cross_entropy/exponentials.h"
 #include "ingot/kernels/linear/cuda/core_product.h"
@@ -219,6 +221,7 @@ int64_t linear_cross_entropy_workspace_bytes(int64_t rows, int64_t features, int
 }
 
 void linear_cross_entropy(const LinearCrossEntropy& a, Stream stream) {
+  gpu::check_generation("linear_cross_entropy", gpu::device_limits(a.x.device));
 #ifdef INGOT_HAS_CUDA_LINEAR
   if (takes_capped(a)) return by_capped(a, stream);
   if (takes_exponentials(a)) return by_exponentials(a, stream);

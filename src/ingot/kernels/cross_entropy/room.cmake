@@ -1,4 +1,4 @@
-ingot_room(HOPPER "^(capped|exponentials)_")
+ingot_room(HOPPER "^(capped|exponentials)_" TURING "^cross_entropy\\.cu$")
 ingot_ptx_test(FILTER "CrossEntropyCuda.*:-CrossEntropyCuda.OfALinearLayerAgreesWithTheCpuInFp64")
 set(call "(const Tensor&, const Tensor&, const Tensor&, double, const")
 ingot_instances(portable_capped FROM ingot/gpu/gemm/portable/core.cuh capped.cuh TEMPLATES

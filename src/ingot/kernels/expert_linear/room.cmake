@@ -1,4 +1,4 @@
-ingot_room(HOPPER "^hopper_")
+ingot_room(HOPPER "^hopper_" TURING "^expert_linear\\.cu$")
 ingot_ptx_test(FILTER "ExpertLinearCuda.*")
 foreach(type bf16 f16)
   ingot_instances(hopper_${type} IN expert_hopper FROM hopper/products.cuh TEMPLATES

@@ -4,6 +4,7 @@
 #include "ingot/gpu/device.h"
 #include "ingot/gpu/device_limits.h"
 #include "ingot/gpu/gemm/variant.h"
+#include "ingot/gpu/generation.h"
 #include "ingot/kernels/grouped/launch.h"
 #include "ingot/kernels/grouped/schedule.h"
 #include "ingot/kernels/quant/weight_tiles.h"
@@ -63,12 +64,9 @@ void grouped::launch(const GroupedLinear& a, const gpu::Limits& limits, Stream s
                   .add = a.add,
                   .limit = a.limit,
                   .alpha = a.alpha};
-  const gemm::Variant variant = gemm::variant_on(a.x.device.index);
-  if (variant == gemm::Variant::none)
-    fail(ErrorCode::unsupported, op, ": found a GPU of compute capability ", limits.capability / 10, ".",
-         limits.capability % 10, ", expected 8.0 or later");
+  gpu::check_generation(op, limits);
 #ifndef INGOT_EMULATE
-  if (variant == gemm::Variant::hopper) return launch_hopper(a, p, stream);
+  if (gemm::variant_on(a.x.device.index) == gemm::Variant::hopper) return launch_hopper(a, p, stream);
 #endif
   launch_portable(a, p, limits, stream);
 }

@@ -4,9 +4,11 @@
 
 #include "ingot/gpu/cublaslt.h"
 #include "ingot/gpu/device.h"
+#include "ingot/gpu/device_limits.h"
 #include "ingot/gpu/float_types.h"
 #include "ingot/gpu/gemm/operands.h"
 #include "ingot/gpu/gemm/variant.h"
+#include "ingot/gpu/generation.h"
 #include "ingot/gpu/launch.h"
 #include "ingot/gpu/limits.h"
 #include "ingot/gpu/ptx/cluster.cuh"
@@ -111,8 +113,7 @@ void product(const char* op, const PlainProduct& p, Products products, const Ten
                      gpu::memory_bandwidth(p.c.device.index)))
     return core_product(p, sms, stream);
   if (by_cublaslt_rounded_once(p, products, workspace, stream)) return;
-  INGOT_CHECK(refused == nullptr, op, ": found ", refused,
-              ", expected 16-bit operands of aligned rows on a GPU of compute capability 8.0 or later, or cuBLASLt (",
+  INGOT_CHECK(refused == nullptr, op, ": found ", refused, ", expected 16-bit operands of aligned rows, or cuBLASLt (",
               gpu::lt_version(), ")");
   core_product(p, sms, stream);
 }
@@ -260,7 +261,6 @@ void multiply_by_slopes(Act act, const Tensor& dx, const Tensor& y, const Tensor
 
 namespace {
 const char* operand_refusal(const PlainProduct& p) {
-  if (gemm::variant_on(p.a.device.index) == gemm::Variant::none) return "a GPU of compute capability below 8.0";
   if (!gemm::is_16_bit(p.a.dtype)) return "operands of f32";
   if (!gemm::rows_are_aligned(p.a) || !gemm::rows_are_aligned(p.b))
     return "an operand whose rows do not begin at multiples of 16 bytes";
@@ -298,9 +298,13 @@ PlainProduct plain(const MatMul& m) {
 }
 }  // namespace
 
-void matmul(const MatMul& m, Stream stream) { product("matmul", plain(m), m.products, m.workspace, stream); }
+void matmul(const MatMul& m, Stream stream) {
+  gpu::check_generation("matmul", gpu::device_limits(m.c.device));
+  product("matmul", plain(m), m.products, m.workspace, stream);
+}
 
 void matmul_each(const MatMul& m, Stream stream) {
+  gpu::check_generation("matmul_each", gpu::device_limits(m.c.device));
   const auto at = [&](int64_t i) {
     MatMul one = m;
     for (Tensor* t : {&one.a, &one.b, &one.c}) *t = t->row(i);
@@ -327,6 +331,7 @@ bool is_fused(Act act, const Tensor& a, const Tensor& w, bool transpose_w, const
 }  // namespace
 
 void linear(const Linear& a, Stream stream) {
+  gpu::check_generation("linear", gpu::device_limits(a.x.device));
   if (is_fused(a.act, as_matrix(a.x), as_matrix(a.w), true, as_matrix(a.y), as_matrix(a.pre))) {
     Linear m = a;
     for (Tensor* t : {&m.x, &m.w, &m.y, &m.pre}) *t = as_matrix(*t);
@@ -351,6 +356,7 @@ void linear(const Linear& a, Stream stream) {
 }
 
 void linear_backward(const LinearBackward& a, Stream stream) {
+  gpu::check_generation("linear_backward", gpu::device_limits(a.dy.device));
   if (a.dx) {
     const bool sloped = a.act != Act::identity && (a.pre || a.signs);
     INGOT_CHECK(!sloped || !a.accumulate_dx, "linear_backward: found accumulate_dx with the slopes of ", name_of(a.act),

@@ -1,3 +1,4 @@
+#include "ingot/gpu/generation.h"
 #include "ingot/kernels/mlp/parts/backward_plan.h"
 #include "ingot/kernels/mlp/parts/formed_weights.h"
 
@@ -11,12 +12,6 @@ constexpr int64_t kFewRowsBackwardTo256 = 2048, kFewRowsBackwardTo512 = 4096;
 // From this number of rows on the forms for many rows are as fast as the portable form or faster: where no layer is
 // wider than 128; and where slopes are computed from x.
 constexpr int64_t kStreamedBackwardRowsTo128 = 4096, kFormedSlopesRows = 1536;
-
-void check_generation(const char* op, const gpu::Limits& limits) {
-  if (limits.capability < 80)
-    fail(ErrorCode::unsupported, op, ": found a GPU of compute capability ", limits.capability / 10, ".",
-         limits.capability % 10, ", expected 8.0 or later");
-}
 
 int64_t fewest_backward_rows(const MlpBackward& m) {
   if (mlp_widest(m) <= kMlpTo128) return kStreamedBackwardRowsTo128;
@@ -60,7 +55,7 @@ bool mlp_takes(const MlpBackward& m, MlpForm form) {
 
 // All further forms contain instructions of sm_90a; every older or newer GPU runs the portable form from its PTX.
 MlpForm pick_mlp_form(const Mlp& m, const gpu::Limits& limits) {
-  check_generation("mlp", limits);
+  gpu::check_generation("mlp", limits);
   if (!limits.hopper) return MlpForm::portable;
   if (m.x.rows() <= (m.saved ? kFewRowsSaved : kFewRows) && mlp_takes(m, MlpForm::to_128_few_rows))
     return MlpForm::to_128_few_rows;
@@ -70,7 +65,7 @@ MlpForm pick_mlp_form(const Mlp& m, const gpu::Limits& limits) {
   return mlp_takes(m, MlpForm::to_512) ? MlpForm::to_512 : MlpForm::portable;
 }
 MlpForm pick_mlp_form(const MlpBackward& m, const gpu::Limits& limits) {
-  check_generation("mlp_backward", limits);
+  gpu::check_generation("mlp_backward", limits);
   if (!limits.hopper) return MlpForm::portable;
   if (m.x.rows() <= kFewRowsBackward && mlp_takes(m, MlpForm::to_128_few_rows)) return MlpForm::to_128_few_rows;
   if (mlp_takes(m, MlpForm::to_128)) return MlpForm::to_128;

@@ -3,7 +3,9 @@
 // core, a launch for each product of a whole bank; with all further types, matrix by matrix through matmul().
 #include <utility>
 
+#include "ingot/gpu/device_limits.h"
 #include "ingot/gpu/gemm/variant.h"
+#include "ingot/gpu/generation.h"
 #include "ingot/gpu/launch.h"
 #include "ingot/gpu/ptx/grid.cuh"
 #include "ingot/gpu/tile/shared.cuh"
@@ -229,8 +231,7 @@ Tensor iterate_by_matmul(const IterationBank& bank, const Coefficients& co, Prod
 }
 Tensor iterate(const IterationBank& bank, const Coefficients& co, Products products, Stream stream) {
   const int device = bank.x.device.index;
-  if (bank.x.dtype != DType::f16 || gemm::variant_on(device) == gemm::Variant::none)
-    return iterate_by_matmul(bank, co, products, stream);
+  if (bank.x.dtype != DType::f16) return iterate_by_matmul(bank, co, products, stream);
   Tensor x;
   gemm::with_core(device, [&](auto core) { x = launch_iteration<typename decltype(core)::type>(bank, co, stream); });
   return x;
@@ -263,6 +264,7 @@ int64_t muon_workspace_bytes(int64_t count, int64_t rows, int64_t cols, DType dt
 }
 
 void muon(const Muon& m, Stream stream) {
+  gpu::check_generation("muon", gpu::device_limits(m.p.device));
   const DType iterated = iterated_type(m.p.dtype, m.products);
   const int64_t count = m.p.size(0), rows = m.p.size(1), cols = m.p.size(2);
   const Coefficients co{m.steps, m.a, m.b, m.c};
@@ -293,6 +295,7 @@ void muon(const Muon& m, Stream stream) {
 }
 
 void newton_schulz(const NewtonSchulz& n, Stream stream) {
+  gpu::check_generation("newton_schulz", gpu::device_limits(n.x.device));
   const DType iterated = iterated_type(n.x.dtype, n.products);
   const int64_t rows = n.x.size(0), cols = n.x.size(1);
   const Coefficients co{n.steps, n.a, n.b, n.c};

@@ -1,5 +1,4 @@
-# Row kernels need nothing of Hopper.
-ingot_room(PTX 75)
+ingot_room(TURING ".")
 ingot_ptx_test(FILTER "RmsNorm*Cuda.*")
 foreach(type bf16 f16 float)
   ingot_instances(rmsnorm_${type} EMULATED FROM forward/rmsnorm_large.cuh forward/rmsnorm_rows.cuh TEMPLATES

@@ -20,7 +20,7 @@
 #include "ingot/gpu/ptx/cp_async.cuh"
 #include "ingot/gpu/ptx/fence.cuh"
 #include "ingot/gpu/ptx/grid.cuh"
-#include "ingot/gpu/ptx/math.cuh"
+#include "ingot/gpu/ptx/max_or_nan.cuh"
 #include "ingot/gpu/tile/shared.cuh"
 #include "ingot/gpu/tile/vec.cuh"
 #include "ingot/kernels/sampling/best.cuh"
@@ -73,10 +73,19 @@ struct SampleParams {
 
 // --- reductions
 
+// The largest word of a warp, in a single instruction from compute capability 8.0 on.
+__device__ __forceinline__ uint32_t warp_max(uint32_t word) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
+  for (int mask = 16; mask > 0; mask /= 2) word = max(word, __shfl_xor_sync(~0u, word, mask));
+  return word;
+#else
+  return __reduce_max_sync(~0u, word);
+#endif
+}
 // The largest key of a warp.
 __device__ __forceinline__ uint64_t warp_best(uint64_t key) {
-  const uint32_t high = __reduce_max_sync(~0u, uint32_t(key >> 32));
-  return uint64_t(high) << 32 | __reduce_max_sync(~0u, uint32_t(key >> 32) == high ? uint32_t(key) : 0);
+  const uint32_t high = warp_max(uint32_t(key >> 32));
+  return uint64_t(high) << 32 | warp_max(uint32_t(key >> 32) == high ? uint32_t(key) : 0);
 }
 // The largest key of a block, in the first warp; 0 in other warps.
 __device__ __forceinline__ uint64_t first_warps_best(uint64_t key, BestMemory& m) {
@@ -284,7 +293,8 @@ struct Largest {
   int32_t quad = -1;
 
   __device__ void add(int32_t q, const float (&x)[4]) {
-    const float most = ptx::max_nan(logit, ptx::max_nan(ptx::max_nan(x[0], x[1]), ptx::max_nan(x[2], x[3])));
+    const float most =
+        ptx::max_or_nan(logit, ptx::max_or_nan(ptx::max_or_nan(x[0], x[1]), ptx::max_or_nan(x[2], x[3])));
     quad = most != logit ? q : quad;
     logit = most;
   }
@@ -690,25 +700,25 @@ template <class T, bool kClusters, bool kCached> struct Filter {
   }
 
   // Every warp has an id whose logit is at least this; or -INFINITY. After largest_logit().
-  __device__ float least_of_warps() const { return float_of_ordered(~__reduce_max_sync(~0u, ~sent(0, 2, ~0u))); }
+  __device__ float least_of_warps() const { return float_of_ordered(~warp_max(~sent(0, 2, ~0u))); }
   // The largest logit of the row, as the upper half of a key.
   __device__ uint32_t largest_logit() {
     fill_cache();
     float most = -INFINITY;
     each_quad(0, turns(), [&](int32_t q, const float(&x)[4]) {
 #pragma unroll
-      for (int j = 0; j < 4; ++j) most = 4 * q + j < logits.ids ? ptx::max_nan(most, x[j]) : most;
+      for (int j = 0; j < 4; ++j) most = 4 * q + j < logits.ids ? ptx::max_or_nan(most, x[j]) : most;
     });
-    const uint32_t of_warp = __reduce_max_sync(~0u, ordered_of(most)), lane = threadIdx.x % 32;
+    const uint32_t of_warp = warp_max(ordered_of(most)), lane = threadIdx.x % 32;
     if (lane == 0) m.row.best.of_warp[threadIdx.x / 32] = of_warp;
     __syncthreads();
     if (threadIdx.x < 32) {
       constexpr uint32_t kWarps = kFilterThreads / 32;
       const uint32_t mine = lane < kWarps ? uint32_t(m.row.best.of_warp[lane]) : 0;
-      send(0, __reduce_max_sync(~0u, mine), ~__reduce_max_sync(~0u, lane < kWarps ? ~mine : 0));
+      send(0, warp_max(mine), ~warp_max(lane < kWarps ? ~mine : 0));
     }
     sync();
-    return __reduce_max_sync(~0u, sent(0, 0, 0));
+    return warp_max(sent(0, 0, 0));
   }
   __device__ uint64_t largest_sum() const {
     Sums sums(row, m.row);

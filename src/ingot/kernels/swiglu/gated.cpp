@@ -4,6 +4,8 @@
 #include "ingot/gpu/device.h"
 #include "ingot/kernels/swiglu/swiglu.h"
 #ifdef INGOT_HAS_CUDA_SWIGLU
+#include "ingot/gpu/device_limits.h"
+#include "ingot/gpu/generation.h"
 #include "ingot/kernels/swiglu/gated.h"
 #endif
 
@@ -21,6 +23,15 @@ void gated_dw(const GatedGradients& g, Stream stream);
 #endif
 
 namespace {
+
+void check_device(const char* op, Device device) {
+  if (device.kind == Device::cpu) return;
+#ifdef INGOT_HAS_CUDA_SWIGLU
+  gpu::check_generation(op, gpu::device_limits(device));
+#else
+  detail::no_cuda(op, device);
+#endif
+}
 
 struct Sizes {
   int64_t rows, channels, hidden;
@@ -126,10 +137,9 @@ void in_pieces(const GatedLinear& g, Stream stream) {
 
 void gated_linear(const GatedLinear& g, Stream stream) {
   check(g);
+  check_device("gated_linear", g.x.device);
 #ifdef INGOT_HAS_CUDA_SWIGLU
   if (is_fused(g)) return cuda::gated_linear(g, stream);
-#else
-  if (g.x.device.kind != Device::cpu) detail::no_cuda("gated_linear", g.x.device);
 #endif
   in_pieces(g, stream);
 }
@@ -341,9 +351,7 @@ void bias_gradients(const GatedLinearBackward& g, const Gradients& d, Stream str
 
 void gated_linear_backward(const GatedLinearBackward& g, Stream stream) {
   check(g);
-#ifndef INGOT_HAS_CUDA_SWIGLU
-  if (device_of(g).kind != Device::cpu) detail::no_cuda("gated_linear_backward", device_of(g));
-#endif
+  check_device("gated_linear_backward", device_of(g));
   const Gradients d = gradients_of(g);
   if (g.dh) form_gradients(g, d, stream);
   if (g.dx) input_gradient(g, d, stream);

@@ -1,4 +1,4 @@
-ingot_room(HOPPER "^gated_")
+ingot_room(HOPPER "^gated_" TURING "^swiglu\\.cu$")
 ingot_ptx_test(FILTER "SwigluGateCuda.*")
 foreach(type bf16 f16)
   ingot_instances(portable_gated_${type} FROM ingot/gpu/gemm/portable/core.cuh gated.cuh TEMPLATES

@@ -61,18 +61,19 @@ int64_t disk_free(const char* path) {
   return statvfs(path, &s) == 0 ? int64_t(s.f_bavail) * int64_t(s.f_frsize) : 0;
 }
 
-// The kernels that a GPU of this compute capability runs (docs/gpu-layer.md): "none", "rmsnorm", "portable" or
-// "hopper".
+// The kernels that a GPU of this compute capability runs (docs/gpu-layer.md): "none", "rows", "portable" or "hopper".
 const char* kernels_of_gpu(int major, int minor) {
   if (major >= 8) return major == 9 && minor == 0 ? "hopper" : "portable";
-  return major == 7 && minor >= 5 ? "rmsnorm" : "none";
+  return major == 7 && minor >= 5 ? "rows" : "none";
 }
 std::string described_kernels(const std::string& kernels) {
   if (kernels == "hopper") return "all operations by Hopper's variants";
   if (kernels == "portable")
     return "operations and models by the portable variants, which were measured on no such GPU (docs/gpu-layer.md)";
-  return std::string(kernels == "rmsnorm" ? "RMSNorm of the PyTorch package alone" : "no kernels") +
-         "; models run on the CPU, as their kernels need 8.0";
+  return std::string(kernels == "rows" ? "RMSNorm, activations, gates, RoPE and further operations over rows "
+                                         "(docs/gpu-layer.md)"
+                                       : "no kernels") +
+         "; products, attention and models need 8.0, and models run on the CPU";
 }
 
 // The compute capability to whose limits INGOT_GPU_AS reduces those of a GPU, or empty.
@@ -107,13 +108,14 @@ OrderedJson gpus() {
     get_attribute(&multiprocessors, kMultiprocessors, device);
     std::string kernels = kernels_of_gpu(major, minor);
     const std::string limits = limited_to();
+    if (limits == "7.5" && kernels != "none") kernels = "rows";
     if (kernels == "hopper" && !limits.empty() && limits != "9.0") kernels = "portable";
     found.push_back({{"name", name},
                      {"memory_bytes", memory},
                      {"compute_capability", std::to_string(major) + "." + std::to_string(minor)},
                      {"multiprocessors", multiprocessors},
                      {"kernels", kernels},
-                     {"runs_models", major >= 8}});
+                     {"runs_models", kernels == "portable" || kernels == "hopper"}});
     if (!limits.empty()) found.back()["limited_to"] = limits;
   }
   return found;

@@ -1,0 +1,2 @@
+ingot_room(TURING ".")
+ingot_ptx_test(FILTER "ResidualNormCuda.*")
