@@ -1,5 +1,5 @@
 #pragma once
-// The general compressors of parameter-golf's models: brotli at quality 11, and lzma (an .xz stream) at preset 6. Each
+// General compressors for the integers of a model: brotli at quality 11, and lzma (an .xz stream) at preset 6. Each
 // exists if its library was found at build time. Bytes are shuffled first, bytes at even places before bytes at odd
 // places, so that equal halves of 16-bit numbers are adjacent.
 #include <cstdint>
