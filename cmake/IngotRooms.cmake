@@ -12,10 +12,11 @@
 #       match are included as PTX for compute_75 as well. The PTX for compute_80 stays, because it converts to 16 bits and states
 #       hints to the caches in single instructions, which compute capability 7.5 lacks. TEST_SHARDS: with CUDA the room's tests are
 #       divided among n tests that can run side by side; HUGE_TESTS are a separate test and run in turn.
-#   ingot_ptx_test(FILTER gtest-filter [SHARDS n])
+#   ingot_ptx_test(FILTER gtest-filter [SHARDS n] [TURING gtest-filter])
 #       Runs the room's tests that FILTER names once more, with kernels that the driver compiles from PTX (CUDA_FORCE_PTX_JIT):
 #       `ctest -L ptx`. The filter leaves out tests that call cuBLASLt, which finds no
-#       machine code of its own under this variable and makes no handle.
+#       machine code of its own under this variable and makes no handle. TURING: these tests also run on the emulator with the limits of
+#       compute capability 7.5, in a build whose GPU is the emulator (INGOT_CUDA=EMULATED).
 #
 # Folders inside a room may hold sources and tests of any kind and a room.cmake of their own; their tests join the room's.
 #
@@ -99,11 +100,12 @@ function(ingot_room)
 endfunction()
 
 function(ingot_ptx_test)
-  cmake_parse_arguments(PARSE_ARGV 0 test "" "FILTER;SHARDS" "")
+  cmake_parse_arguments(PARSE_ARGV 0 test "" "FILTER;SHARDS;TURING" "")
   ingot_folder_name(${CMAKE_CURRENT_LIST_DIR} owner)
   set_property(GLOBAL APPEND PROPERTY INGOT_PTX_TESTS ${owner})
   set_property(GLOBAL PROPERTY INGOT_PTX_FILTER_${owner} "${test_FILTER}")
   set_property(GLOBAL PROPERTY INGOT_PTX_SHARDS_${owner} "${test_SHARDS}")
+  set_property(GLOBAL PROPERTY INGOT_TURING_FILTER_${owner} "${test_TURING}")
 endfunction()
 
 # Whether a regex of HOPPER or TURING names a .cu.

@@ -1,2 +1,2 @@
 ingot_room(TURING ".")
-ingot_ptx_test(FILTER "ActivationCuda.*")
+ingot_ptx_test(FILTER "ActivationCuda.*" TURING "ActivationCuda.*")

@@ -1,2 +1,2 @@
 ingot_room(TURING ".")
-ingot_ptx_test(FILTER "AdamWCuda.*")
+ingot_ptx_test(FILTER "AdamWCuda.*" TURING "AdamWCuda.*")

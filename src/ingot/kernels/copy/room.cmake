@@ -1,2 +1,2 @@
 ingot_room(TURING ".")
-ingot_ptx_test(FILTER "CopyCuda.*")
+ingot_ptx_test(FILTER "CopyCuda.*" TURING "CopyCuda.*:-*BeyondTheDeviceMemory*")

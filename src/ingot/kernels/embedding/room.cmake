@@ -1,2 +1,2 @@
 ingot_room(TURING ".")
-ingot_ptx_test(FILTER "EmbeddingCuda.*")
+ingot_ptx_test(FILTER "EmbeddingCuda.*" TURING "EmbeddingCuda.*")

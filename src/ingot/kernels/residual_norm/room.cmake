@@ -1,2 +1,2 @@
 ingot_room(TURING ".")
-ingot_ptx_test(FILTER "ResidualNormCuda.*")
+ingot_ptx_test(FILTER "ResidualNormCuda.*" TURING "ResidualNormCuda.*")

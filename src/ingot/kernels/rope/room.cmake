@@ -1,2 +1,2 @@
 ingot_room(TURING ".")
-ingot_ptx_test(FILTER "RopeCuda.*")
+ingot_ptx_test(FILTER "RopeCuda.*" TURING "RopeCuda.*")

@@ -1,2 +1,2 @@
 ingot_room(TURING ".")
-ingot_ptx_test(FILTER "SamplingCuda.*")
+ingot_ptx_test(FILTER "SamplingCuda.*" TURING "SamplingCuda.*Small")

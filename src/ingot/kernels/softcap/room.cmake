@@ -1,2 +1,2 @@
 ingot_room(TURING ".")
-ingot_ptx_test(FILTER "SoftcapCuda.*")
+ingot_ptx_test(FILTER "SoftcapCuda.*" TURING "SoftcapCuda.*")
