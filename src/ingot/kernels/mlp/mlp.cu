@@ -7,11 +7,13 @@ namespace {
 
 // Up to this number of rows the few-rows forms are faster. Saving costs the forward form for many rows more.
 constexpr int64_t kFewRows = 2048, kFewRowsSaved = 4096, kFewRowsBackward = 8192;
-constexpr int64_t kFewRowsTo512 = 4224;  // 64 to each pair of SMs of an H100 or H200
 constexpr int64_t kFewRowsBackwardTo256 = 2048, kFewRowsBackwardTo512 = 4096;
 // From this number of rows on the forms for many rows are as fast as the portable form or faster: where no layer is
 // wider than 128; and where slopes are computed from x.
 constexpr int64_t kStreamedBackwardRowsTo128 = 4096, kFormedSlopesRows = 1536;
+
+// 64 to each pair of SMs: 4,224 on an H100 or H200.
+int64_t few_rows_to_512(const gpu::Limits& limits) { return 64 * (limits.sms / 2); }
 
 int64_t fewest_backward_rows(const MlpBackward& m) {
   if (mlp_widest(m) <= kMlpTo128) return kStreamedBackwardRowsTo128;
@@ -61,7 +63,7 @@ MlpForm pick_mlp_form(const Mlp& m, const gpu::Limits& limits) {
     return MlpForm::to_128_few_rows;
   if (mlp_takes(m, MlpForm::to_128)) return MlpForm::to_128;
   if (mlp_takes(m, MlpForm::to_256)) return MlpForm::to_256;
-  if (m.x.rows() <= kFewRowsTo512 && mlp_takes(m, MlpForm::to_512_few_rows)) return MlpForm::to_512_few_rows;
+  if (m.x.rows() <= few_rows_to_512(limits) && mlp_takes(m, MlpForm::to_512_few_rows)) return MlpForm::to_512_few_rows;
   return mlp_takes(m, MlpForm::to_512) ? MlpForm::to_512 : MlpForm::portable;
 }
 MlpForm pick_mlp_form(const MlpBackward& m, const gpu::Limits& limits) {

@@ -459,6 +459,10 @@ TEST(MlpCudaForms, AreChosenByShapesTypesAndGenerationAlone) {
   EXPECT_EQ(cuda::pick_mlp_form(problem(DType::f16, 100000, 264), hopper), MlpForm::to_512);
   EXPECT_EQ(cuda::pick_mlp_form(problem(DType::bf16, 4225, 512), hopper), MlpForm::to_512);
   EXPECT_EQ(cuda::pick_mlp_form(problem(DType::bf16, 4224, 512), hopper), MlpForm::to_512_few_rows);
+  gpu::Limits of_a_card = hopper;
+  of_a_card.sms = 114;
+  EXPECT_EQ(cuda::pick_mlp_form(problem(DType::bf16, 3649, 512), of_a_card), MlpForm::to_512);
+  EXPECT_EQ(cuda::pick_mlp_form(problem(DType::bf16, 3648, 512), of_a_card), MlpForm::to_512_few_rows);
   EXPECT_EQ(cuda::pick_mlp_form(problem(DType::bf16, 1000, 512), ampere), MlpForm::portable);
   EXPECT_EQ(cuda::pick_mlp_form(problem(DType::f16, 100000, 256), gpu::limits_of("10.0")), MlpForm::portable);
   EXPECT_EQ(cuda::pick_mlp_form(problem(DType::bf16, 100000, 128), hopper), MlpForm::to_128);
