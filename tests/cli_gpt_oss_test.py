@@ -611,6 +611,19 @@ class Chat(TinyGptOss):
         self.chat = ["chat", "--model", self.model]
         self.env = dict(INGOT_DATE="none", INGOT_TOKENS="30")  # flags override these
 
+    def test_the_tokenizer_of_an_archive_is_that_of_its_checkpoint(self):
+        archive = self.directory / "with_tokenizer.ingot"
+        self.assertEqual(ingot("convert", self.model, archive).returncode, 0)
+        text = "assistant: \u65e5\u672c system"
+        ids = [ingot("tokenizer", "encode", "--tokenizer", path, stdin=text.encode()).text for path in (archive, self.model / "tokenizer.json")]
+        self.assertRegex(ids[0], r"\A\d+( \d+)+\n\Z")
+        self.assertEqual(ids[0], ids[1])
+        self.assertEqual(ingot("tokenizer", "decode", "--tokenizer", archive, stdin=ids[0].encode()).text, text)
+        (self.model / "tokenizer.json").unlink()
+        bare = self.directory / "bare.ingot"
+        self.assertEqual(ingot("convert", self.model, bare).returncode, 0)
+        self.refuses(4, "bare.ingot: found a model without a tokenizer, expected one in the file", "tokenizer", "encode", "--tokenizer", bare)
+
     def test_piped_turns_are_answered_and_known_tokens_are_used_again(self):
         turns = "Hi.\n\nAnd \u65e5\u672c? <|end|>\r\nBye.\n".encode()
         run = ingot(*self.chat, "--json", "--temperature", 0, stdin=turns, env=self.env)

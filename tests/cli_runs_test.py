@@ -200,7 +200,7 @@ class Runs(InDirectory):
         other = self.directory / "other"
         tune[4] = other
         self.refuses(2, "found --preset and --init-from", *tune, "--preset", "nano")
-        self.refuses(2, "init_from: .*: found the tensor .*expected", *tune, "--set", "mlp_hidden=64")
+        self.refuses(2, "--init-from: .*: found the tensor .*expected", *tune, "--set", "mlp_hidden=64")
         self.refuses(4, "nothing: found no such", *tune[:6], self.directory / "nothing")
 
     def test_a_fine_tuned_run_goes_on_when_its_base_moved_or_is_spelled_otherwise(self):
@@ -419,7 +419,7 @@ class Runs(InDirectory):
         self.assertEqual((told.returncode, (run / "log.jsonl").read_text()), (4, "{}\n"), told.error)
 
     def test_bad_requests_are_refused(self):
-        self.refuses(2, "preset: found 'nanoo', expected one of", "train", "--preset", "nanoo", "--data", self.text, "--out", self.run_directory)
+        self.refuses(2, "--preset: found 'nanoo', expected one of demo, golf, golf-small, nano", "train", "--preset", "nanoo", "--data", self.text, "--out", self.run_directory)
         self.refuses(2, "layerss", *self.train("--set", "model.layerss=3"))
         self.refuses(2, "layers", *self.train("--set", 'model.layers="three"'))
         self.refuses(2, "seeds: found 'x'", *self.train("--seeds", "1,x"))
@@ -549,7 +549,11 @@ class Messages(InDirectory):
 
     def test_a_batch_size_that_windows_do_not_fill_is_refused_by_the_options_name(self):
         words = [w if w != "128" else "1" for w in TINY]
-        self.refuses(2, "train.batch_tokens: found 1, expected a multiple of model.context, 32", "train", *words, "--data", self.text, "--out", self.directory / "r")
+        self.refuses(2, "--batch-tokens: found 1, expected a multiple of model.context, 32", "train", *words, "--data", self.text, "--out", self.directory / "r")
+        tiny = [w for w in TINY if w not in ("--batch-tokens", "128")]
+        for name, given, more in (("INGOT_BATCH_TOKENS", dict(INGOT_BATCH_TOKENS="1"), []), ("train.batch_tokens", {}, ["--set", "batch_tokens=1"]),
+                                  ("train.batch_tokens", dict(INGOT_BATCH_TOKENS="128"), ["--set", "batch_tokens=1"])):
+            self.refuses(2, f"ingot train: {name}: found 1, expected a multiple of model.context, 32", "train", *tiny, *more, "--data", self.text, "--out", self.directory / "r", env=given)
 
     def test_the_place_of_a_vocabulary_is_checked_before_the_work(self):
         for status, out in ((4, "missing/tok.json"), (5, ".")):
@@ -620,7 +624,7 @@ class Configuration(InDirectory):
         self.refuses(2, "--seconds: found 0, expected more than 0", *self.base, "--seconds", 0)
         self.refuses(2, "--seconds: found -1, expected more than 0", *self.base, "--seconds", -1)
         self.refuses(2, "INGOT_SECONDS: found 0, expected more than 0", *self.base, env=dict(INGOT_SECONDS="0"))
-        self.refuses(2, "train.seconds: found 0.5, expected more than train.reserve_seconds, 1", *self.base, "--seconds", 0.5)
+        self.refuses(2, "--seconds: found 0.5, expected more than train.reserve_seconds, 1", *self.base, "--seconds", 0.5)
         self.refuses(2, "found --steps and --seconds, expected one of them", *self.base, "--seconds", 5, "--steps", 5)
         self.assertEqual(self.trained_with("--steps", 3, seconds=600)["train"]["seconds"], 0)
 

@@ -136,8 +136,8 @@ class Ranks(unittest.TestCase):
         self.assertTrue(any(p.name.startswith("step-") for p in self.out.iterdir()))
 
     def test_an_error_of_all_ranks_is_one_line(self):
-        for arguments, message in ((["--ranks", 2, "--accumulation", 3], "train.accumulation: found 3 passes per step, expected a multiple of 2, "),
-                                   (["--ranks", 2, "--accumulation", 1], "train.accumulation: found 1 passes per step, expected a multiple of 2, "),
+        for arguments, message in ((["--ranks", 2, "--accumulation", 3], "--accumulation: found 3 passes per step, expected a multiple of 2, "),
+                                   (["--ranks", 2, "--accumulation", 1], "--accumulation: found 1 passes per step, expected a multiple of 2, "),
                                    (["--ranks", 2, "--gpus", 3], "found --gpus 3 and --ranks 2, expected one of them")):
             error = self.train("--steps", 5, *arguments, status=2)
             self.assertTrue(error.startswith("ingot train: " + message), error)

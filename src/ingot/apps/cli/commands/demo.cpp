@@ -19,6 +19,7 @@
 #include "ingot/io/file.h"
 #include "ingot/io/json.h"
 #include "ingot/kernels/copy/host_copy.h"
+#include "ingot/models/gpt/config/presets.h"
 
 namespace ingot::cli {
 namespace {
@@ -278,7 +279,7 @@ void add_demo(Command& root) {
          "a text file, a directory of text files or JSON lines (default: the compiler's C++ headers)");
   c.text("--out DIR", o->out, "directory for the run, loss.svg and report.html (default: demo)");
   c.number("--seconds X", o->seconds, 1, 1e6, "seconds of training (default: 110; 85 on a CPU with bf16 instructions)");
-  c.text("--preset NAME", o->preset, "the preset to train (default: demo)");
+  c.choice("--preset NAME", o->preset, preset_names(), "the preset to train (default: demo)");
   c.text("--prompt TEXT", o->prompt, "the prompt that the model continues during the training");
   c.flag("--chat", o->chat,
          "after the training, chat with the model on a terminal; --set chat=false switches this off (default: on)");

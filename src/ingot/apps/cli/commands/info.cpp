@@ -19,6 +19,7 @@
 #include "ingot/models/gpt/artifact/artifact.h"
 #include "ingot/models/gpt/config/config.h"
 #include "ingot/models/gpt/config/parameters.h"
+#include "ingot/models/gpt/config/presets.h"
 #include "ingot/models/gpt/config/program.h"
 #include "ingot/models/gpt_oss/archive.h"
 #include "ingot/models/gpt_oss/synthetic.h"
@@ -238,10 +239,10 @@ void add_info(Command& root) {
   auto o = std::make_shared<InfoOptions>();
   c.text(
       "RUN", o->run,
-      "a run's directory, a checkpoint, an artifact or an archive, also of a published model, or random weights such "
-      "as synthetic:20b (default: the preset)");
-  c.text("--preset NAME", o->preset,
-         "a preset: demo, nano, nano-golf, nano-golf-loop, golf-small, golf (default: demo)");
+      "a run of `ingot train`, one of its checkpoints, an artifact of `ingot export`, a published model (a "
+      "checkpoint's "
+      "directory, an archive, a GGUF or an .iris file), or random weights such as synthetic:20b (default: the preset)");
+  c.choice("--preset NAME", o->preset, preset_names(), "the preset to describe (default: demo)");
   c.section("model", o->model, to_json(GptConfig{}));
   c.flag("--json", o->json, "print one JSON object");
   c.examples(R"(  ingot info --preset golf

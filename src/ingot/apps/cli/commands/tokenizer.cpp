@@ -11,6 +11,8 @@
 #include "ingot/core/progress.h"
 #include "ingot/data/documents.h"
 #include "ingot/io/file.h"
+#include "ingot/io/formats/archive.h"
+#include "ingot/models/registry.h"
 #include "ingot/text/byte_bpe.h"
 #include "ingot/text/char_tokenizer.h"
 
@@ -70,8 +72,17 @@ struct CodecOptions {
   bool bos = false;
 };
 
+constexpr const char* kTokenizerHelp =
+    "a tokenizer.json, a .tiktoken, a SentencePiece .model or a character vocabulary, or the directory, GGUF file or "
+    "archive of a model with its tokenizer";
+
+std::shared_ptr<const Tokenizer> tokenizer_of(const std::string& path) {
+  if (ArchiveFile::is_one(path)) return load_vocabulary(path).tokenizer;
+  return load_tokenizer(path);
+}
+
 void encode(const CodecOptions& o) {
-  const auto tokenizer = load_tokenizer(o.tokenizer);
+  const auto tokenizer = tokenizer_of(o.tokenizer);
   const std::string text = read_input(o.file);
   std::vector<int32_t> ids = about(input_name(o.file), [&] { return tokenizer->encode(text); });
   if (o.bos && tokenizer->bos() < 0)
@@ -110,7 +121,7 @@ std::vector<int32_t> parse_ids(const std::string& text, const std::string& where
 }
 
 void decode(const CodecOptions& o) {
-  const auto tokenizer = load_tokenizer(o.tokenizer);
+  const auto tokenizer = tokenizer_of(o.tokenizer);
   write_out(tokenizer->decode(parse_ids(read_input(o.file), input_name(o.file))));
 }
 
@@ -149,8 +160,7 @@ void add_tokenizer(Command& root) {
     Command& e =
         c.add("encode", "Encodes text from standard input or a file as ids, separated by spaces, on standard output");
     auto o = std::make_shared<CodecOptions>();
-    e.text("--tokenizer FILE", o->tokenizer, "a tokenizer.json, a SentencePiece .model or a character vocabulary")
-        .require();
+    e.text("--tokenizer FILE", o->tokenizer, kTokenizerHelp).require();
     e.text("--file FILE", o->file, "the text (default: standard input)");
     e.flag("--bos", o->bos, "begin with the token that starts a document");
     e.examples(R"(  ingot tokenizer encode --tokenizer tok.json < text > ids)");
@@ -161,7 +171,8 @@ void add_tokenizer(Command& root) {
         "decode",
         "Decodes ids from standard input or a file, separated by spaces, lines or commas, to text on standard output");
     auto o = std::make_shared<CodecOptions>();
-    d.text("--tokenizer FILE", o->tokenizer, "the tokenizer that made the ids").require();
+    d.text("--tokenizer FILE", o->tokenizer, "the tokenizer that made the ids, as for `ingot tokenizer encode`")
+        .require();
     d.text("--file FILE", o->file, "the ids (default: standard input)");
     d.examples(R"(  echo "39 381 78" | ingot tokenizer decode --tokenizer tok.json)");
     d.run([o] { decode(*o); });

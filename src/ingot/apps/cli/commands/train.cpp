@@ -18,6 +18,7 @@
 #include "ingot/io/file.h"
 #include "ingot/io/json.h"
 #include "ingot/io/tensorboard.h"
+#include "ingot/models/gpt/config/presets.h"
 
 namespace ingot::cli {
 namespace {
@@ -350,8 +351,7 @@ void train(TrainCommand o) {
 void add_train(Command& root) {
   Command& c = root.add("train", "Trains a small GPT on text or token shards; resumes a run that was interrupted");
   auto o = std::make_shared<TrainCommand>();
-  c.text("--preset NAME", o->preset,
-         "the configuration to start from: demo, nano, nano-golf, nano-golf-loop, golf-small, golf (default: demo)");
+  c.choice("--preset NAME", o->preset, preset_names(), "the configuration to start from (default: demo)");
   c.text("--data PATH", o->data,
          "a text file, a directory of text files, JSON lines with a \"text\", or shards; - is standard input")
       .require();

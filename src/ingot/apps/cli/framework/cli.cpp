@@ -289,6 +289,17 @@ class Program {
         return;  // a nested subcommand's leaf stands before that of the command around it
       }
   }
+  // An error of the command about a key of a section, such as "train.seconds: found ...", with the name of the flag or
+  // of the environment variable in place of the key where one of these gave the value.
+  std::string with_source(const std::string& message) const {
+    for (const auto& leaf : leaves_)
+      for (const auto& given : leaf->given)
+        if (const std::string& path = given->option->path; leaf->path == chosen_ && !given->from.name.empty() &&
+                                                           path.find('.') != path.npos &&
+                                                           message.starts_with(path + ":"))
+          return given->from.name + message.substr(path.size());
+    return message;
+  }
   // The command so far, such as "ingot tokenizer encode"; the prefix of every error.
   std::string chosen() const {
     std::string path = names_.empty() ? "ingot" : names_.front().second;
@@ -620,7 +631,7 @@ int run(Command& root, int argc, char** argv) {
     }
     return 0;
   } catch (const ClosedPipe&) { return 0; } catch (const Error& e) {
-    return report(program.chosen(), e.what(), exit_status(e.code));
+    return report(program.chosen(), program.with_source(e.what()), exit_status(e.code));
   } catch (const std::bad_alloc&) {
     return report(program.chosen(), "out of memory", 1);
   } catch (const std::exception& e) { return report(program.chosen(), std::string("internal error: ") + e.what(), 1); }
