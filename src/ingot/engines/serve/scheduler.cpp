@@ -60,8 +60,11 @@ Scheduler::Scheduler(Decoder& decoder, const ServeOptions& options) : decoder_(d
   for (int64_t i = decoder.open_slots(); i < decoder.slots(); ++i) slots_.push_back({.number = decoder.open()});
   counts_.accepted_at.resize(size_t(std::max<int64_t>(0, std::min(options.draft.most, decoder.draft_rows() - 1))));
   INGOT_CHECK(!slots_.empty(), "serve: found a decoder without a free slot, expected at least one");
-  // Where all answers are drafted, no client waits for the measurement.
-  if (options.drafted == DraftWhich::all && options.draft.make && decoder.draft_rows() > 1)
+  // Measured now, no client waits for the measurement. On a CPU it may take seconds, which a server spends at its start
+  // only where all answers are drafted.
+  const bool now = options.drafted == DraftWhich::all ||
+                   (options.drafted == DraftWhich::predicted && decoder.device().kind == Device::cuda);
+  if (now && options.draft.make && decoder.draft_rows() > 1)
     draft::find_step_costs(step_costs_, options_.draft, decoder_, slots_[0].number);
   thread_ = std::thread([this] { run(); });
 }

@@ -159,7 +159,7 @@ class Scheduler {
   bool step_ahead_ = false;                     // a GPU may compute the next step of the running answers already
   size_t turn_ = 0;                             // the request whose prompt is fed next
   int64_t chunk_tokens_ = 256;                  // size of the next chunk according to the measured times
-  std::optional<draft::StepCosts> step_costs_;  // measured before the first answer with drafts
+  std::optional<draft::StepCosts> step_costs_;  // of the options, or measured before the first answer with drafts
   std::thread thread_;
 };
 

@@ -37,6 +37,7 @@ class Together final : public DeviceDecoder {
   bool fails = false;                        // the next pass ends with an error
   std::function<void()> after_pass;          // called at the end of a pass over several parts
   int64_t rows_of_drafts = 1;
+  size_t draft_steps = 0;
   // p: a pass over prompts; a: a step of an answer whose next step may be computed ahead; s: another step of an answer
   std::string order;
   int64_t tokens_of_prompts() const {
@@ -81,6 +82,7 @@ class Together final : public DeviceDecoder {
   std::vector<std::vector<SlotSampled>> sample_drafts_on_device(std::span<const DraftStep> steps) override {
     std::vector<std::vector<SlotSampled>> all;
     for (const auto& [ids, samples] : steps) {
+      ++draft_steps;
       std::vector<SlotSampled>& sampled = all.emplace_back();
       for (size_t i = 0; i < ids.size() && (i == 0 || sampled.back().token.token == ids[i]); ++i) {
         const int slot = samples[i].slot;
@@ -483,6 +485,19 @@ TEST(scheduler, a_drafted_answer_keeps_its_draft_steps_beside_prompts) {
   EXPECT_GE(o.drafts.accepted, 40);
   EXPECT_EQ(decoder.answers, 0u);
   prompt.wait();
+}
+
+TEST(scheduler, a_gpu_s_draft_steps_are_measured_before_the_first_request_if_any_request_may_be_drafted) {
+  const ServedModel m;
+  for (const Device device : {Device{}, Device{Device::cuda, 0}})
+    for (const DraftWhich drafted : {DraftWhich::none, DraftWhich::predicted, DraftWhich::all}) {
+      Together decoder(m.decoder(2, 200, 64), device);
+      decoder.rows_of_drafts = 8;
+      Scheduler scheduler(decoder, {.drafted = drafted});
+      const bool measured =
+          drafted == DraftWhich::all || (drafted == DraftWhich::predicted && device.kind == Device::cuda);
+      EXPECT_EQ(decoder.draft_steps > 0, measured) << device << int(drafted);
+    }
 }
 
 TEST(scheduler, a_prompt_is_scored_beside_answers) {
