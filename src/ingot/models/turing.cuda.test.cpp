@@ -95,6 +95,7 @@ TEST_F(TuringCuda, EveryOperationWithoutAKernelIsRefusedInOneLine) {
                              .workspace = room},
                             {});
        }},
+#ifdef INGOT_HAS_CUDA_GROUPED  // has no form for a CPU
       {"grouped_linear",
        [&] {
          grouped_linear({.x = m,
@@ -107,6 +108,7 @@ TEST_F(TuringCuda, EveryOperationWithoutAKernelIsRefusedInOneLine) {
                          .y = zeros(DType::f32, {32, 64})},
                         {});
        }},
+#endif
 #ifdef INGOT_HAS_CUDA_MLP  // has no emulated form
       {"mlp", [&] { mlp({.x = m, .y = m, .layers = layers, .workspace = room}, {}); }},
       {"mlp_backward",
