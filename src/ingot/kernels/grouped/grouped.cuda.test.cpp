@@ -65,12 +65,14 @@ TEST_F(GroupedCuda, EveryFormatAndTileSmall) {
       check(f, {0, 100, 261}, 40, 96, form);
     }
   check(WeightFormat::bf16, {0, 100}, 1040, 96, Form::plain);
-  // Blocks of the portable form that compute several tiles and claim them.
+  // The portable form's widest tiles, in blocks that compute several and claim them.
   gpu::Limits few = gpu::limits(0);
   few.sms = 2;
   for (WeightFormat f : {WeightFormat::bf16, WeightFormat::fp8, WeightFormat::mxfp4})
-    grouped_cases::check<DeviceBuffer>(f, {0, 360, 720}, 264, 96, Form::gated,
-                                       [&](const GroupedLinear& a, Stream stream) { grouped::launch(a, few, stream); });
+    for (Form form : {Form::adds, Form::gated})
+      grouped_cases::check<DeviceBuffer>(f, {0, 360, 720}, 264, 96, form, [&](const GroupedLinear& a, Stream stream) {
+        grouped::launch(a, few, stream);
+      });
 }
 
 // K divided among several sums: together they are the product, and a row's sums have the same bits for any number of

@@ -27,8 +27,8 @@ TEST_P(GroupedEmulated, EveryWidthAgreesWithFp64) {
   check(f, {0, 50, 150}, 24, 224, Form::plain);         // 96, and a ring that wraps around
   check(f, {0, 13}, 40, 32, Form::gated);
   check(f, {0, 100}, 40, 96, Form::gated);
-  check(f, {0, 400}, 24, 160, Form::adds);  // the widest
-  check(f, {0, 390}, 40, 96, Form::gated);
+  check(f, {0, 400, 760}, 24, 160, Form::adds);  // the widest
+  check(f, {0, 390, 780}, 40, 96, Form::gated);
 }
 
 // A ring goes on from tile to tile, a tile without some of its rows follows and precedes a whole one, and blocks claim

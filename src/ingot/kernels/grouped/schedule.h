@@ -97,22 +97,23 @@ inline TileShape pick_tile(int64_t rows, int64_t groups, int64_t row_tiles, int6
 constexpr int kPortableWidths[] = {16, 48, 96};
 constexpr int portable_widest(WeightFormat f) { return f == WeightFormat::bf16 ? 128 : 176; }
 // The choice: for several groups the width with which nearly every group is one tile, and for groups of many rows the
-// widest one, with which a weight is decoded half as often. For one matrix and few rows, the width that leaves the
-// fewest rows of tiles empty (of equal widths the widest); for many rows the width whose waves of tiles end first,
-// where a tile without rows would cost as much as some rows.
+// widest one, with which a weight is decoded half as often. For one matrix the width whose waves of tiles end first (of
+// equal ones the widest), where reading the weights of a tile counts as much as some rows of x.
 inline int pick_portable_width(WeightFormat format, int64_t rows, int64_t groups, int64_t row_tiles, int64_t sms) {
   const auto [few, middle, wide] = kPortableWidths;
   const int widest = portable_widest(format);
   const double mean = double(rows) / double(groups);
   if (groups > 1) return mean <= 11 ? few : mean <= 36 ? middle : mean < 2 * widest ? wide : widest;
   if (rows <= few) return few;
-  const auto tiles_of = [&](int width) { return (rows + width - 1) / width; };
-  if (tiles_of(middle) * middle < tiles_of(wide) * wide && rows < 2 * widest) return middle;
+  const int weights = format == WeightFormat::bf16 ? 48 : 24;
   const auto time_of = [&](int width) {
-    const int64_t tiles = tiles_of(width) * ((row_tiles + kBands - 1) / kBands);
-    return (tiles + sms - 1) / sms * (width + 16);
+    const int64_t tiles = (rows + width - 1) / width * ((row_tiles + kBands - 1) / kBands);
+    return (tiles + sms - 1) / sms * (width + weights);
   };
-  return time_of(widest) <= time_of(wide) ? widest : wide;
+  int best = widest;
+  for (const int width : {wide, middle})
+    if (time_of(width) < time_of(best)) best = width;
+  return best;
 }
 // Rows of x of one tensor copy.
 constexpr int box_rows(int kernel) { return kernel == 80 ? 40 : kernel; }

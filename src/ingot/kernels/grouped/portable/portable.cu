@@ -22,9 +22,7 @@ void launch_portable(const GroupedLinear& a, const Product& product, const gpu::
   p.product.tile_rows = uint32_t(width);
   // The number of tiles is known on the GPU alone; each group's last tile may be partly empty.
   const int64_t most = (product.row_tiles + kBands - 1) / kBands * (a.x.rows() / width + a.groups);
-  // Registers and shared memory of two narrow blocks fit into a multiprocessor.
-  const int64_t resident =
-      width > kPortableWidths[1] ? 1 : std::clamp<int64_t>(limits.smem_per_sm / (kernel.smem + 1024), 1, 2);
+  const int64_t resident = std::clamp<int64_t>(limits.smem_per_sm / (kernel.smem + 1024), 1, 2);
   gpu::launch("grouped_linear", kernel.kernel,
               {.grid = std::min(most, resident * limits.sms),
                .block = kThreads,

@@ -17,19 +17,18 @@ TEST(GroupedPortable, WidthsFollowTheRowsOfAGroup) {
   EXPECT_EQ(width_of(WeightFormat::bf16, 16384), 128);
 }
 
-TEST(GroupedPortable, WidthsOfOneMatrixFillTilesAndWaves) {
+TEST(GroupedPortable, WidthsOfOneMatrixAreThoseWhoseWavesEndFirst) {
   const auto width_of = [](WeightFormat f, int64_t rows, int64_t row_tiles, int64_t sms) {
     return grouped::pick_portable_width(f, rows, 1, row_tiles, sms);
   };
   EXPECT_EQ(width_of(WeightFormat::mxfp4, 16, 320, 132), 16);
-  EXPECT_EQ(width_of(WeightFormat::mxfp4, 40, 320, 132), 48);
   EXPECT_EQ(width_of(WeightFormat::mxfp4, 100, 320, 132), 48);
-  EXPECT_EQ(width_of(WeightFormat::mxfp4, 96, 320, 132), 96);
-  // 20 rows of tiles: 860 tiles of 96 rows in 7 waves, or 640 of 128 in 5; on 108 multiprocessors 8 or 6
+  EXPECT_EQ(width_of(WeightFormat::mxfp4, 4096, 320, 132), 176);
+  // 20 rows of tiles: 640 tiles of 128 rows of x in 5 waves, or 860 of 96 in 7; on 108 multiprocessors 6 or 8
   EXPECT_EQ(width_of(WeightFormat::bf16, 4096, 320, 132), 128);
   EXPECT_EQ(width_of(WeightFormat::bf16, 4096, 320, 108), 128);
-  // 12 rows of tiles on 108 multiprocessors: 516 tiles in 5 waves, or 384 in 4
-  EXPECT_EQ(width_of(WeightFormat::bf16, 4096, 180, 108), 96);
+  EXPECT_EQ(width_of(WeightFormat::bf16, 512, 320, 132), 96);  // a wave of 80 tiles, or one of 120
+  EXPECT_EQ(width_of(WeightFormat::bf16, 4096, 2, 132), 48);   // a router's weights: more multiprocessors have work
 }
 
 }  // namespace
