@@ -88,6 +88,7 @@ template <class C, class T, Major kMajorA, Major kMajorB, class Order, Result kR
   using Type = T;
   static constexpr gemm::Tile kTile = Core::tile(newton_schulz_detail::kTile);
   static_assert(gemm::Triangle::fits(kTile), "tiles of a symmetric result are square");
+  static constexpr bool kPairsTiles = false;  // most of the portable core's tiles are those of a triangle
   using A = typename Core::template Operand<T, kMajorA, gemm::kTileM, false>;
   using B = typename Core::template Operand<T, kMajorB, kTile.n, true>;
   using Schedule = Order;

@@ -4,15 +4,20 @@
 //     using A = typename Core::template Operand<T, Major::k, gemm::kTileM, false>;      Core: HopperCore, PortableCore
 //
 // A block of four warps computes a tile of 128 x 128, of which each warp multiplies 64 x 64: it reads 4,096 bytes of
-// shared memory for 131,072 multiplications and additions, where 32 x 128 would read 5,120. Epilogues need the 128
-// columns of a row in one warp, so the two warps of the same rows exchange halves of their sums first. A fragment of
-// mma.sync is laid out as wgmma's sums are. Three steps of 32 elements of K fill 48 KB, so at least two blocks share a
-// multiprocessor and hide each other's waits and epilogues; the exchange and the epilogue's panels reuse the steps'
-// memory.
+// shared memory for 131,072 multiplications and additions, where 32 x 128 would read 5,120. Three steps of 32 elements
+// of K fill 48 KB, so two blocks share a multiprocessor and hide each other's waits and epilogues. Over a long K, where
+// epilogues count less and shared memory allows steps of 64 elements of 384 rows, 144 KB, a block of eight warps
+// computes two tiles, one above the other: it copies a quarter less from L2, and waits half as often.
+//
+// Epilogues that need the 128 columns of a row in one warp follow an exchange: the two warps of the same rows give each
+// other halves of their sums. A fragment of mma.sync is laid out as wgmma's sums are. The exchange and the epilogue's
+// panels reuse the steps' memory.
 //
 // Each sum is formed by one thread in one order, so results repeat bit for bit.
 #include <cstdint>
+#include <type_traits>
 
+#include "ingot/gpu/device_limits.h"
 #include "ingot/gpu/gemm/config.h"
 #include "ingot/gpu/gemm/epilogue.cuh"
 #include "ingot/gpu/gemm/portable/operand.cuh"
@@ -25,16 +30,38 @@
 
 namespace ingot::gemm::portable {
 
-constexpr int kStages = 3, kRowBlocks = 2;           // of a warp in the epilogue: blocks of 16 rows
 constexpr int kSide = 64, kSideBlocks = kSide / 16;  // of a warp's part of the product
+constexpr int kRowBlocks = 2;                        // of a warp in the epilogue: blocks of 16 rows
 constexpr int kExchanged = kSide / 2 * kSide / 32;   // numbers of a thread that its warp gives to another warp
 constexpr Tile kTile = kPortableTile;
 
-template <class Op> struct Memory {
-  static constexpr uint32_t kStageBytes = Op::A::kBytes + Op::B::kBytes;
-  alignas(1024) char stage[kStages][kStageBytes];
-  static_assert(sizeof(typename Op::Epilogue::Shared) <= kStages * kStageBytes, "the epilogue reuses the stages");
-  static_assert(kExchanged * 4 * kBlockThreads <= kStages * kStageBytes, "the exchange reuses the stages");
+// Whether an epilogue computes with all columns of a row at once. Store takes any whole panels.
+template <class Epilogue> constexpr bool kNeedsRows = true;
+template <class T, class Finish, int kMatrices, int kPanels, class Core>
+constexpr bool kNeedsRows<Store<T, Finish, kMatrices, kPanels, Core>> = false;
+
+// A block that computes kHeight tiles, one above the other.
+template <int kHeight> struct Block {
+  static constexpr int kRows = kHeight * kTileM, kThreads = kHeight * 128;
+  static constexpr int kStepK = kHeight == 1 ? 32 : 64, kStages = 3;
+  static constexpr uint32_t kStepsOfTileK = kTileK / kStepK;  // schedules count steps of kTileK
+  static constexpr int kResident = 2 / kHeight;               // such blocks on a multiprocessor: registers
+};
+
+template <class Op, int kHeight> struct Form : Block<kHeight> {
+  using Type = typename Op::Type;
+  using A = typename Op::A::template Staged<Form::kRows, Form>;
+  using B = typename Op::B::template Staged<kTile.n, Form>;
+  static constexpr uint32_t kStageBytes = A::kBytes + B::kBytes;
+};
+
+// The exchange and the epilogue reuse the stages.
+template <class Op, int kHeight> union Memory {
+  using F = Form<Op, kHeight>;
+  alignas(1024) char stage[F::kStages][F::kStageBytes];
+  typename Op::Epilogue::Shared epilogue;
+  char exchanged[kNeedsRows<typename Op::Epilogue> ? kExchanged * 4 * F::kThreads : 1];
+  static_assert(sizeof(epilogue) <= sizeof(stage) && sizeof(exchanged) <= sizeof(stage), "the stages are the largest");
 };
 
 template <class Op> struct Arguments {
@@ -53,13 +80,15 @@ struct Rows {
 };
 
 // The operands of a tile in the ring of stages.
-template <class Op> class Steps {
+template <class Op, int kHeight> class Steps {
+  using F = Form<Op, kHeight>;
+
  public:
-  __device__ __forceinline__ Steps(const Arguments<Op>& p, Memory<Op>& m, const TileAt& t)
-      : a_(p.a, t, t.m), b_(p.b, t, t.n), stages_(ptx::shared_address(&m)), steps_(t.k_steps * kStepsOfTileK) {
+  __device__ __forceinline__ Steps(const Arguments<Op>& p, Memory<Op, kHeight>& m, const TileAt& t)
+      : a_(p.a, t, t.m), b_(p.b, t, t.n), stages_(ptx::shared_address(&m)), steps_(t.k_steps * F::kStepsOfTileK) {
     ptx::settle(stages_);
 #pragma unroll
-    for (int s = 0; s + 1 < kStages; ++s) {
+    for (int s = 0; s + 1 < F::kStages; ++s) {
       request<false>(0), request<false>(1);
       commit();
     }
@@ -68,11 +97,11 @@ template <class Op> class Steps {
   // The number of first steps for which request<true>() may request the step kStages - 1 further on.
   __device__ __forceinline__ uint32_t whole() const {
     const uint32_t steps = min(min(a_.whole_steps(), b_.whole_steps()), steps_);
-    return steps < kStages - 1 ? 0 : steps - (kStages - 1);
+    return steps < F::kStages - 1 ? 0 : steps - (F::kStages - 1);
   }
   // Waits for the next step and returns its address. The stage of the step before is then free for a request.
   __device__ __forceinline__ uint32_t wait() {
-    ptx::cp_async_wait_group<kStages - 2>();
+    ptx::cp_async_wait_group<F::kStages - 2>();
     __syncthreads();
     const uint32_t stage = stages_ + read_;
     read_ = behind(read_);
@@ -85,10 +114,10 @@ template <class Op> class Steps {
     const uint32_t to = stages_ + written_;
     if (operand == 0)
 #pragma unroll
-      for (uint32_t i = 0; i < Op::A::kCopies; ++i) a_.template request<kWhole>(to, i);
+      for (uint32_t i = 0; i < F::A::kCopies; ++i) a_.template request<kWhole>(to, i);
     else
 #pragma unroll
-      for (uint32_t i = 0; i < Op::B::kCopies; ++i) b_.template request<kWhole>(to + Op::A::kBytes, i);
+      for (uint32_t i = 0; i < F::B::kCopies; ++i) b_.template request<kWhole>(to + F::A::kBytes, i);
   }
   // After both requests. Every step is a group, empty beyond the last, so that wait() counts groups alike for all
   // steps.
@@ -101,54 +130,77 @@ template <class Op> class Steps {
 
  private:
   static __device__ __forceinline__ uint32_t behind(uint32_t stage) {
-    constexpr uint32_t kStageBytes = Memory<Op>::kStageBytes;
-    return stage == (kStages - 1) * kStageBytes ? 0 : stage + kStageBytes;
+    return stage == (F::kStages - 1) * F::kStageBytes ? 0 : stage + F::kStageBytes;
   }
-  typename Op::A::Copies a_;
-  typename Op::B::Copies b_;
+  typename F::A::Copies a_;
+  typename F::B::Copies b_;
   uint32_t stages_, steps_, requested_ = 0, read_ = 0, written_ = 0;  // read_, written_: of the ring, in bytes
 };
 
-// The addresses of a lane's fragments in a stage.
-struct Fragments {
-  uint32_t left, right;
-};
-template <class Op> __device__ __forceinline__ Fragments fragments_of(uint32_t warp) {
-  const uint32_t lane = threadIdx.x % 32;
-  Fragments at{Op::A::left_address(0, warp / 2 * kSide, lane),
-               Op::A::kBytes + Op::B::right_address(0, lane) + warp % 2 * kSide * kStepK * 2};
-  ptx::settle(at.left), ptx::settle(at.right);
-  return at;
-}
-
-// d += the products of a step. Calls between(0) and between(1) among the products, for the copies of a later step:
-// their instructions take the time in which the tensor cores multiply.
-template <class Op, class Between>
-__device__ __forceinline__ void multiply(Square& sums, uint32_t stage, const Fragments& at, Between&& between) {
-  using T = typename Op::Type;
+// A warp's fragments and its sums. The fragments of a part of a step (16 elements of K) are loaded during the products
+// of the part before, so that no product waits for a load; during the last part these are fragments of the next step.
+template <class F> class Products {
+ public:
+  __device__ __forceinline__ explicit Products(uint32_t warp)
+      : left_(F::A::left_address(warp / 2 * kSide, threadIdx.x % 32)),
+        right_(F::A::kBytes + F::B::right_address(warp % 2 * kSide, threadIdx.x % 32)) {
+    ptx::settle(left_), ptx::settle(right_);
 #pragma unroll
-  for (int k = 0; k < kStepK / 16; ++k) {
-    uint32_t a[kSideBlocks][4];
+    for (int i = 0; i < kSideBlocks * kSide / 2; ++i) sums.d[i / (kSide / 2)][i % (kSide / 2)] = 0;
+  }
+  // The first step is at `stage`.
+  __device__ __forceinline__ void begin(uint32_t stage) {
+    stage_ = stage;
+    load_left(0, 0);
 #pragma unroll
-    for (int r = 0; r < kSideBlocks; ++r) Op::A::fragment(a[r], stage + at.left, r, k);
+    for (int n = 0; n < kSideBlocks; ++n) load_right(0, n, 0);
+  }
+  // Adds the products of a step. Calls request(0) and request(1) among the products, for the copies of a later step:
+  // their instructions take the time in which the tensor cores multiply. Then wait() returns the address of the next
+  // step; this step's stage is free from then on.
+  template <class Request, class Wait> __device__ __forceinline__ void step(Request&& request, Wait&& wait) {
+    constexpr int kParts = F::kStepK / 16;
+    static_assert(kParts % 2 == 0, "a step begins with the first set of fragments");
 #pragma unroll
-    for (int n = 0; n < kSideBlocks; ++n) {
-      uint32_t b[4];
-      Op::B::fragment(b, stage + at.right, n, k);
-      const uint32_t low[2] = {b[0], b[1]}, high[2] = {b[2], b[3]};
+    for (int k = 0; k < kParts; ++k) {
+      const int next = (k + 1) % kParts, set = k % 2;
+      if (next == 0) stage_ = wait();
+      load_left(1 - set, next);
 #pragma unroll
-      for (int r = 0; r < kSideBlocks; ++r) {
-        float* const d = sums.d[r] + 8 * n;
-        ptx::mma_m16n8k16(T{}, *reinterpret_cast<float(*)[4]>(d), a[r], low);
-        ptx::mma_m16n8k16(T{}, *reinterpret_cast<float(*)[4]>(d + 4), a[r], high);
+      for (int n = 0; n < kSideBlocks; ++n) {
+        load_right(1 - set, n, next);
+        multiply(set, n);
+        if (k == 0 && n == 1) request(0);
+        if (k == 0 && n == kSideBlocks - 1) request(1);
       }
-      if (n == 1) between(k);
     }
   }
-}
-static_assert(kStepK / 16 == 2, "multiply() has a place for the copies of each operand");
+  Square sums;
 
-// Two warps of the same 64 rows exchange halves of their sums, through kExchanged * 4 * kBlockThreads bytes of memory:
+ private:
+  __device__ __forceinline__ void load_left(int set, int k) {
+#pragma unroll
+    for (int r = 0; r < kSideBlocks; ++r) F::A::fragment(a_[set][r], stage_ + left_, r, k);
+  }
+  __device__ __forceinline__ void load_right(int set, int n, int k) {
+    F::B::fragment(b_[set][n], stage_ + right_, n, k);
+  }
+  __device__ __forceinline__ void multiply(int set, int n) {
+    using T = typename F::Type;
+    const uint32_t(&b)[4] = b_[set][n];
+    const uint32_t low[2] = {b[0], b[1]}, high[2] = {b[2], b[3]};
+#pragma unroll
+    for (int r = 0; r < kSideBlocks; ++r) {
+      float* const d = sums.d[r] + 8 * n;
+      ptx::mma_m16n8k16(T{}, *reinterpret_cast<float(*)[4]>(d), a_[set][r], low);
+      ptx::mma_m16n8k16(T{}, *reinterpret_cast<float(*)[4]>(d + 4), a_[set][r], high);
+    }
+  }
+  uint32_t left_, right_, stage_ = 0;
+  uint32_t a_[2][kSideBlocks][4], b_[2][kSideBlocks][4];
+};
+
+// Two warps of the same 64 rows exchange halves of their sums, through kExchanged * 4 bytes of memory per thread:
 // the warp of the left columns keeps the upper 32 rows.
 __device__ __forceinline__ void exchange(const Square& square, Rows& rows, void* memory, uint32_t warp) {
   const bool right = warp % 2 != 0;
@@ -181,35 +233,91 @@ __device__ __forceinline__ void exchange(const Square& square, Rows& rows, void*
   __syncthreads();  // the epilogue overwrites the memory
 }
 
-// A block for each tile.
-template <class Op>
-__global__ void __launch_bounds__(kBlockThreads, 2) portable_gemm_kernel(const __grid_constant__ Arguments<Op> p) {
-  auto& m = *tile::dynamic_shared<Memory<Op>>();
+template <class Op, int kHeight>
+__device__ __forceinline__ void store(const Arguments<Op>& p, Memory<Op, kHeight>& m, const TileAt& t, Square& sums,
+                                      uint32_t warp) {
+  typename Op::Epilogue epilogue(p.epilogue, m.epilogue, warp);
+  if constexpr (kNeedsRows<typename Op::Epilogue>) {
+    Rows rows;
+    exchange(sums, rows, &m, warp);
+#pragma unroll
+    for (int r = 0; r < kRowBlocks; ++r)
+      epilogue(rows.d[r], {t.batch, t.m + (warp * kRowBlocks + r) * kWarpRows, t.m_end, t.n});
+  } else {
+#pragma unroll
+    for (int r = 0; r < kSideBlocks; ++r)
+      epilogue(sums.d[r], {t.batch, t.m + warp / 2 * kSide + r * kWarpRows, t.m_end, t.n + warp % 2 * kSide});
+  }
+  epilogue.end();
+}
+
+// A block for each kHeight tiles.
+template <class Op, int kHeight>
+__global__ void __launch_bounds__(Block<kHeight>::kThreads, Block<kHeight>::kResident)
+    portable_gemm_kernel(const __grid_constant__ Arguments<Op> p) {
+  auto& m = *tile::dynamic_shared<Memory<Op, kHeight>>();
   const uint32_t warp = threadIdx.x / 32;
   TileAt t;
   if (!p.schedule.walk(blockIdx.x, gridDim.x).next(t)) return;
-  Square square;
-#pragma unroll
-  for (int i = 0; i < kSideBlocks * kSide / 2; ++i) square.d[i / (kSide / 2)][i % (kSide / 2)] = 0;
-  Steps<Op> steps(p, m, t);
-  const Fragments at = fragments_of<Op>(warp);
+  Steps<Op, kHeight> steps(p, m, t);
+  Products<Form<Op, kHeight>> products(warp);
+  const auto wait = [&] { return steps.wait(); };
+  products.begin(wait());
   const uint32_t whole = steps.whole();
-  for (uint32_t step = 0; step < whole; ++step) {
-    multiply<Op>(square, steps.wait(), at, [&](int operand) { steps.template request<true>(operand); });
-    steps.commit();
-  }
-  for (uint32_t step = whole; step < steps.count(); ++step) {
-    multiply<Op>(square, steps.wait(), at, [&](int operand) { steps.template request<false>(operand); });
-    steps.commit();
-  }
-  __syncthreads();  // the exchange overwrites the stages
-  Rows rows;
-  exchange(square, rows, &m, warp);
-  typename Op::Epilogue epilogue(p.epilogue, *reinterpret_cast<typename Op::Epilogue::Shared*>(&m), warp);
-#pragma unroll
-  for (int r = 0; r < kRowBlocks; ++r)
-    epilogue(rows.d[r], {t.batch, t.m + (warp * kRowBlocks + r) * kWarpRows, t.m_end, t.n});
-  epilogue.end();
+  for (uint32_t step = 0; step < whole; ++step)
+    products.step(
+        [&](int operand) {
+          steps.template request<true>(operand);
+          if (operand == 1) steps.commit();
+        },
+        wait);
+  for (uint32_t step = whole; step < steps.count(); ++step)
+    products.step(
+        [&](int operand) {
+          steps.template request<false>(operand);
+          if (operand == 1) steps.commit();
+        },
+        wait);
+  __syncthreads();  // the exchange and the epilogue overwrite the stages
+  store<Op, kHeight>(p, m, t, products.sums, warp);
+}
+
+// The grid of blocks that compute two tiles of `g` each.
+inline Grid paired(const Grid& g) {
+  const int64_t batch = int64_t(g.tiles) / (int64_t(g.m_tiles) * g.n_tiles);
+  return Grid::of({g.m, int64_t(g.n_tiles) * g.tile_n, int64_t(g.k_steps) * kTileK, batch},
+                  {.n = int(g.tile_n), .cluster = 2});
+}
+// Whether a product has kernels whose blocks compute two tiles: those in a grid, unless the product says otherwise.
+template <class Op> constexpr bool has_pairs() {
+  if constexpr (requires { Op::kPairsTiles; }) return Op::kPairsTiles;
+  return std::is_same_v<typename Op::Schedule, Grid>;
+}
+// Whether blocks of two tiles, which take `bytes` of shared memory, are faster. Such a block has its multiprocessor for
+// itself: nothing hides its epilogue, which shows where K is short (measured: docs/lab/portable.md). Times in those of
+// a tile on a multiprocessor: two blocks of a tile each take as long as two tiles, one alone 1.2, a block of two tiles
+// 1.9.
+inline bool pairs_tiles(const Grid& g, int64_t bytes, const gpu::Limits& limits) {
+  constexpr uint32_t kLongK = 2048;
+  if (bytes > limits.smem_per_block || g.k_steps < kLongK / kTileK) return false;
+  const int64_t at_once = 2 * int64_t(limits.sms), last = g.tiles % at_once;
+  const double apart = 2. * double(g.tiles / at_once) + (last == 0 ? 0 : last <= limits.sms ? 1.2 : 2);
+  const int64_t pairs = int64_t(g.tiles) / g.m_tiles * ceil_div(g.m_tiles, 2);
+  return 1.9 * double(ceil_div(pairs, limits.sms)) < apart;
+}
+template <class Op, int kHeight>
+void launch(const char* name, const Arguments<Op>& p, int device, Stream stream, int64_t blocks) {
+  gpu::launch(name, portable_gemm_kernel<Op, kHeight>,
+              {.grid = blocks,
+               .block = Block<kHeight>::kThreads,
+               .smem = int64_t(sizeof(Memory<Op, kHeight>)),
+               .device = device},
+              stream, p);
+}
+// The same products by blocks of two tiles.
+template <class Op> void launch_pairs(const char* name, Arguments<Op> p, int device, Stream stream) {
+  p.schedule = paired(p.schedule);
+  launch<Op, 2>(name, p, device, stream, p.schedule.tiles);
 }
 
 }  // namespace ingot::gemm::portable
@@ -240,12 +348,12 @@ struct PortableCore {
   static void launch(const char* name, const portable::Arguments<Op>& p, int device, Stream stream, int64_t tiles) {
     static_assert(Op::kTile == portable::kTile, "the portable core has one tile");
     if (tiles == 0) return;
-    gpu::launch(name, portable::portable_gemm_kernel<Op>,
-                {.grid = tiles,
-                 .block = portable::kBlockThreads,
-                 .smem = int64_t(sizeof(portable::Memory<Op>)),
-                 .device = device},
-                stream, p);
+    if constexpr (portable::has_pairs<Op>()) {
+      const gpu::Limits& limits = gpu::device_limits({Device::cuda, device});
+      if (portable::pairs_tiles(p.schedule, sizeof(portable::Memory<Op, 2>), limits))
+        return portable::launch_pairs<Op>(name, p, device, stream);
+    }
+    portable::launch<Op, 1>(name, p, device, stream, tiles);
   }
 };
 

@@ -17,12 +17,26 @@ struct PortableProduct {
   using Epilogue = Store<Out, AsIs, 1, 2, PortableCore>;
 };
 
+// Tiles of a block, one above the other: the cases run with both. PortableCore::launch() chooses by the sizes.
+inline int tiles_of_block = 1;
+template <class Case> void with_both_heights(Case&& run) {
+  for (tiles_of_block = 1; tiles_of_block <= 2; ++tiles_of_block) {
+    SCOPED_TRACE(::testing::Message() << tiles_of_block << " tiles per block");
+    run();
+  }
+}
+
 template <class P, class Storage>
 void launch_portable(const typename P::A::Params& a, const typename P::B::Params& b,
                      const typename P::Schedule& schedule, const Storage& c, bool add = false) {
-  PortableCore::launch<P>(
-      "gemm_test", {.a = a, .b = b, .schedule = schedule, .epilogue = P::Epilogue::params("gemm_test: c", c, add)}, 0,
-      {}, schedule.tiles);
+  portable::Arguments<P> p{
+      .a = a, .b = b, .schedule = schedule, .epilogue = P::Epilogue::params("gemm_test: c", c, add)};
+  if constexpr (std::is_same_v<typename P::Schedule, Grid>) {
+    const gpu::Limits& limits = gpu::device_limits({Device::cuda, 0});
+    if (tiles_of_block == 2 && sizeof(portable::Memory<P, 2>) <= size_t(limits.smem_per_block))
+      return portable::launch_pairs<P>("gemm_test", p, 0, {});
+  }
+  portable::launch<P, 1>("gemm_test", p, 0, {}, schedule.tiles);
 }
 
 template <class P, class Out, class Storage> void portable_product(const Problem& s, bool add = false) {
@@ -50,7 +64,7 @@ template <class P, class Out, class Storage> void portable_product(const Problem
 
 constexpr Problem kPortableShapes[] = {{128, 128, 128},     // a single tile, four steps, the last in the first stage
                                        {8, 8, 8},           // the smallest
-                                       {140, 136, 72, 2}};  // ragged everywhere, two products
+                                       {300, 136, 72, 2}};  // ragged everywhere, two products
 template <class T, Major kA, Major kB, class Out, class Storage> void portable_products() {
   for (const Problem& s : kPortableShapes) portable_product<PortableProduct<T, kA, kB, Out>, Out, Storage>(s);
 }

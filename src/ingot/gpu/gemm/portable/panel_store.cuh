@@ -2,7 +2,6 @@
 // The results of the portable core: a warp reorders a panel of its 16 rows in shared memory, and its lanes store chunks
 // of 16 bytes. Members and panels are WarpStore's (../tensor_store.cuh).
 #include <cstdint>
-#include <type_traits>
 
 #include "ingot/gpu/gemm/epilogue.cuh"
 #include "ingot/gpu/ptx/ldmatrix.cuh"
@@ -38,19 +37,22 @@ template <int kPanels> class PanelStore {
 
   __device__ __forceinline__ void write(const uint32_t (&pairs)[16]) {
     __syncwarp();  // the panel may still be read
+    const uint32_t to = at(lane() / 4, lane() % 4 * 4);
 #pragma unroll
     for (uint32_t j = 0; j < 8; ++j)
 #pragma unroll
       for (uint32_t half = 0; half < 2; ++half)
-        ptx::store_shared(at(lane() / 4 + 8 * half, 16 * j + lane() % 4 * 4), {pairs[2 * j + half]});
+        ptx::store_shared((to ^ 16 * j) + half * kEightRows, {pairs[2 * j + half]});
   }
   __device__ __forceinline__ void write(const float (&d)[16]) {
+    floats_ = true;
     __syncwarp();
+    const uint32_t to = at(lane() / 4, lane() % 4 * 8);
 #pragma unroll
     for (uint32_t j = 0; j < 4; ++j)
 #pragma unroll
       for (uint32_t half = 0; half < 2; ++half)
-        ptx::store_shared(at(lane() / 4 + 8 * half, 32 * j + lane() % 4 * 8),
+        ptx::store_shared((to ^ 32 * j) + half * kEightRows,
                           {__float_as_uint(d[4 * j + 2 * half]), __float_as_uint(d[4 * j + 2 * half + 1])});
   }
   // send_turned() transposes.
@@ -68,22 +70,24 @@ template <int kPanels> class PanelStore {
       for (uint32_t j = 0; j < 4; ++j) pairs[4 * i + j] = of_columns[j];
     }
   }
+  // A kernel contains this code once for each panel of a warp, so the seldom paths are loops of few instructions:
+  // with these paths unrolled, a warp took longer to fetch an epilogue's instructions than to execute them.
   __device__ __forceinline__ void send(const Target* to, uint32_t column, uint32_t row, uint32_t batch,
                                        bool add = false) {
     __syncwarp();
     const uint32_t first = column * to->element_bytes + lane() % 8 * 16, end = to->columns * to->element_bytes;
     if (first >= end) return;
-    char* p = to->data + batch * to->batch_stride + (row + lane() / 8) * to->stride + first;
+    const Chunks chunks{to->data + batch * to->batch_stride + (row + lane() / 8) * to->stride + first, 4 * to->stride,
+                        int32_t(to->rows) - int32_t(row + lane() / 8)};
+    if (!to->whole) return store_elements(*to, chunks, min(16u, end - first), add);
+    if (add) return floats_ ? add_floats(chunks) : add_pairs(*to, chunks);
 #pragma unroll
-    for (uint32_t i = 0; i < 4; ++i, p += 4 * to->stride) {
-      if (row + lane() / 8 + 4 * i >= to->rows) return;
-      uint32_t w[4];
-      ptx::load_shared(w, at(lane() / 8 + 4 * i, lane() % 8 * 16));
-      if (to->whole)
-        store_chunk(*to, p, w, add);
-      else
-        store_elements(*to, p, w, min(16u, end - first), add);
-    }
+    for (int i = 0; i < 4; ++i)
+      if (chunks.has(i)) {
+        uint32_t w[4];
+        load_chunk(w, i);
+        store(chunks.at(i), w);
+      }
   }
   // The transposed panel: rows of 16 elements, `row` on, from column `column` on. A lane stores pairs, so that eight
   // neighbours write 32 bytes, a sector of memory.
@@ -105,62 +109,85 @@ template <int kPanels> class PanelStore {
   __device__ __forceinline__ void end() {}
 
  private:
+  static constexpr uint32_t kEightRows = 8 * 128;  // of a panel, after which the swizzle repeats
+
   static __device__ __forceinline__ uint32_t lane() { return threadIdx.x % 32; }
   __device__ __forceinline__ uint32_t at(uint32_t row, uint32_t byte) const {
     return panel_ + tile::swizzled<tile::Swizzle::b128>(row, byte);
   }
-  // w += old, rounded once.
-  template <class T> static __device__ __forceinline__ void add_pairs(const uint32_t (&old)[4], uint32_t (&w)[4]) {
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      float a, b, x, y;
-      ptx::unpack(T{}, old[i], a, b);
-      ptx::unpack(T{}, w[i], x, y);
-      w[i] = ptx::pack(T{}, a + x, b + y);
-    }
+  // A lane's chunks of 16 bytes in memory: those of every fourth row.
+  struct Chunks {
+    char* first;
+    int64_t step;
+    int32_t rows;  // from the first one on
+    __device__ __forceinline__ bool has(int i) const { return 4 * i < rows; }
+    __device__ __forceinline__ char* at(int i) const { return first + i * step; }
+  };
+  __device__ __forceinline__ void load_chunk(uint32_t (&w)[4], int i) const {
+    // Four rows further on the swizzle differs by one bit.
+    ptx::load_shared(w, (at(lane() / 8, lane() % 8 * 16) ^ uint32_t(i % 2 * 64)) + uint32_t(i) * kEightRows / 2);
   }
-  static __device__ __forceinline__ void add_values(const Target& to, const uint32_t (&old)[4], uint32_t (&w)[4]) {
-    if (to.element_bytes == 4) {
-#pragma unroll
-      for (int i = 0; i < 4; ++i) w[i] = __float_as_uint(__uint_as_float(old[i]) + __uint_as_float(w[i]));
-    } else if (to.f16) {
-      add_pairs<f16>(old, w);
-    } else {
-      add_pairs<bf16>(old, w);
-    }
-  }
-  static __device__ __forceinline__ void store_chunk(const Target& to, char* p, uint32_t (&w)[4], bool add) {
-    if (add) {
-      uint32_t old[4];
-      ptx::load_streaming(p, old);
-      add_values(to, old, w);
-    }
+  static __device__ __forceinline__ void store(char* p, const uint32_t (&w)[4]) {
     *reinterpret_cast<uint4*>(p) = make_uint4(w[0], w[1], w[2], w[3]);
   }
-  // The first `bytes` of a chunk.
-  static __device__ __forceinline__ void store_elements(const Target& to, char* p, uint32_t (&w)[4], uint32_t bytes,
-                                                        bool add) {
-    if (add) {
-      uint32_t old[4] = {};
-      each_element(to, p, bytes, [&](auto* y, uint32_t i, uint32_t shift) { old[i] |= uint32_t(*y) << shift; });
-      add_values(to, old, w);
-    }
-    each_element(to, p, bytes,
-                 [&](auto* y, uint32_t i, uint32_t shift) { *y = std::remove_pointer_t<decltype(y)>(w[i] >> shift); });
-  }
-  // use(element, the word of the chunk that holds it, its first bit there)
-  template <class Use>
-  static __device__ __forceinline__ void each_element(const Target& to, char* p, uint32_t bytes, Use&& use) {
-    if (to.element_bytes == 4) {
+  // All loads are under way before the first is needed.
+  __device__ __forceinline__ void add_floats(const Chunks& chunks) const {
+    uint32_t old[4][4] = {};
 #pragma unroll
-      for (uint32_t i = 0; i < 4; ++i)
-        if (4 * i < bytes) use(reinterpret_cast<uint32_t*>(p) + i, i, 0u);
-    } else {
+    for (int i = 0; i < 4; ++i)
+      if (chunks.has(i)) ptx::load_streaming(chunks.at(i), old[i]);
 #pragma unroll
-      for (uint32_t i = 0; i < 8; ++i)
-        if (2 * i < bytes) use(reinterpret_cast<uint16_t*>(p) + i, i / 2, i % 2 * 16);
+    for (int i = 0; i < 4; ++i)
+      if (chunks.has(i)) {
+        uint32_t w[4];
+        load_chunk(w, i);
+#pragma unroll
+        for (int j = 0; j < 4; ++j) w[j] = __float_as_uint(__uint_as_float(old[i][j]) + __uint_as_float(w[j]));
+        store(chunks.at(i), w);
+      }
+  }
+  // w += old, rounded once.
+  static __device__ __forceinline__ uint32_t added(bool f16_, uint32_t old, uint32_t w) {
+    float a, b, x, y;
+    if (f16_) {
+      ptx::unpack(f16{}, old, a, b), ptx::unpack(f16{}, w, x, y);
+      return ptx::pack(f16{}, a + x, b + y);
+    }
+    ptx::unpack(bf16{}, old, a, b), ptx::unpack(bf16{}, w, x, y);
+    return ptx::pack(bf16{}, a + x, b + y);
+  }
+  __device__ __forceinline__ void add_pairs(const Target& to, const Chunks& chunks) const {
+#pragma unroll 1
+    for (int i = 0; i < 4 && chunks.has(i); ++i) {
+      uint32_t old[4], w[4];
+      ptx::load_streaming(chunks.at(i), old);
+      load_chunk(w, i);
+#pragma unroll
+      for (int j = 0; j < 4; ++j) w[j] = added(to.f16, old[j], w[j]);
+      store(chunks.at(i), w);
     }
   }
+  // The first `bytes` of each chunk, one element after another.
+  __device__ __forceinline__ void store_elements(const Target& to, const Chunks& chunks, uint32_t bytes,
+                                                 bool add) const {
+#pragma unroll 1
+    for (int i = 0; i < 4 && chunks.has(i); ++i)
+#pragma unroll 1
+      for (uint32_t byte = 0; byte < bytes; byte += to.element_bytes) {
+        uint32_t w[1];
+        ptx::load_shared(w, at(lane() / 8 + 4 * i, lane() % 8 * 16) + byte / 4 * 4);
+        char* const p = chunks.at(i) + byte;
+        if (to.element_bytes == 4) {
+          float& y = *reinterpret_cast<float*>(p);
+          y = add ? y + __uint_as_float(w[0]) : __uint_as_float(w[0]);
+        } else {
+          uint16_t& y = *reinterpret_cast<uint16_t*>(p);
+          const uint32_t x = byte % 4 == 0 ? w[0] & 0xffff : w[0] >> 16;
+          y = uint16_t(add ? added(to.f16, y, x) : x);
+        }
+      }
+  }
+  bool floats_ = false;  // the panel's numbers, known where the code is compiled
   uint32_t panel_;
 };
 
