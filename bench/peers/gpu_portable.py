@@ -4,8 +4,10 @@ are; torch.compile's kernels are made without wgmma (DISABLE_MMA_V3, and Triton 
 
     python3 bench/peers/gpu_portable.py --native build/cuda/libingot_bench.so [--ingot build/cuda/ingot] [--only TEXT] [--quick] [--without-compile]
 
-A row is an operation with the limits of one GPU; kernels that share their tiles among all multiprocessors use no more multiprocessors than that GPU
-has. The loop takes turns with the operation, because the clock falls under load. Products of PyTorch eager are cuBLAS's, which uses wgmma; Ingot's run on its own core, although a GPU
+A row is an operation with the limits of one GPU. Products and attention have a block for each tile, whatever the limits: with the limits of every GPU
+their blocks run on all multiprocessors of the GPU at hand, as the loop does (`multiprocessors` in a row of the report). These limits choose the form of
+a kernel by the shared memory. Kernels of a fixed number of blocks, as in decoding and prompts, take this number from the multiprocessors of the named
+GPU. The loop takes turns with the operation, because the clock falls under load. Products of PyTorch eager are cuBLAS's, which uses wgmma; Ingot's run on its own core, although a GPU
 other than Hopper would call cuBLASLt where the library is present. "Plain products" are Ingot's products of the same sizes by the same core, without the
 fused computation. The limits of a token and of a prompt of GPT-OSS are those of the suites decode and prompt.
 All times are measured on the GPU at hand (an H200), which runs the portable variants compiled for itself. How fast
@@ -41,6 +43,7 @@ from gpu_common import (IN_MEMORY, SHARE, Native, add_peers, begun, captured, ce
 
 WITHOUT_LIBRARY = {"INGOT_CUBLASLT": "none"}  # products run on Ingot's core
 SMALL, LARGE, WHOLE = "8.6", "8.0", "10.0"  # 99, 163 and 227 KB of shared memory per block; 82, 108 and all of an H200's 132 multiprocessors
+FORMS = (LARGE, SMALL)  # of a product: blocks of two tiles over a long K need 144 KB
 SMALL_MEMORY = "12.0"  # 99 KB, and all multiprocessors
 
 
@@ -126,7 +129,7 @@ def products(library, sizes, workspace):
 
 def linear_case(*sizes):
     return Case(gpu_linear.Case(*sizes), lambda case, _: gpu_linear.Buffers(case, l2_bytes()), gpu_linear.check, lambda b: b.peer(b.product()),
-                lambda b: b.peer(optimised(b.product())))
+                lambda b: b.peer(optimised(b.product())), capabilities=FORMS)
 
 
 def wide_mlp_case(rows, width, hidden):
@@ -224,11 +227,11 @@ def measure(case, hopper, libraries, ceiling, with_compile):
     us, spread = interleaved({"mma_loop": loop, **{name: g[0] for name, g in graphs.items()}}, calls, rounds=9)
     mma_tflops = loop_flops / calls / us.pop("mma_loop") * 1e-6
     peers = {name: us[name] for name in us if not name.startswith("as ")}
-    flops = getattr(case.of, "flops", None)
+    flops, multiprocessors = getattr(case.of, "flops", None), torch.cuda.get_device_properties(0).multi_processor_count
     for capability in case.capabilities:
         ours = us[f"as {capability}"]
         yield {"name": f"{case.name}, as {capability}", "shape": case.shape, "dtype": "bf16", "ours_us": ours, "peers": peers, "limit_us": case.limit_us(mma_tflops, ceiling["copy_TBps"]),
-               **({"tflops": flops / ours * 1e-6, "mma_TFLOPs": mma_tflops} if flops else {}), "error": checked[capability][0], "tolerance": checked[capability][1], "absent": absent,
+               **({"tflops": flops / ours * 1e-6, "mma_TFLOPs": mma_tflops, "multiprocessors": multiprocessors} if flops else {}), "error": checked[capability][0], "tolerance": checked[capability][1], "absent": absent,
                "p20_p80_us": spread}
 
 
