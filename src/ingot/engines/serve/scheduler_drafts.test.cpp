@@ -156,6 +156,7 @@ TEST(scheduler_drafts, drafted_answers_of_a_gpu_are_the_same_alone_and_side_by_s
   const ServedModel m;
   const auto decoder =
       make_gpu_decoder(m.config, m.weights, {.context = 200, .batch = 8, .slots = 4, .batched_sequences = true});
+  if (decoder->draft_rows() == 1) GTEST_SKIP() << "an SM's memory has no room for draft steps";
   ServeOptions options = drafting();
   options.draft.exact = true;
   const auto ask = [](Asked& a, size_t i) {

@@ -16,6 +16,7 @@ TEST_F(HeadDraftsCuda, TheAnswerIsThatOfDraftStepsWithoutGuesses) {
   const WithHead with(1, 0, true);
   Decoder& d = *with.decoder;
   ASSERT_TRUE(d.has_draft_head());
+  if (d.draft_rows() == 1) GTEST_SKIP() << "an SM's memory has no room for draft steps";
   const int32_t stops[] = {4, 17, 30};
   SampleOptions greedy{.sampling = {.temperature = 0}}, stopped{.sampling = {.temperature = 1}, .seed = 11};
   stopped.stop_ids = stops, stopped.logprobs = 2;
@@ -45,6 +46,7 @@ TEST_F(HeadDraftsCuda, TheAnswerIsThatOfDraftStepsWithoutGuesses) {
 // Guesses on a GPU differ from those on a CPU in near ties, from which the further guesses part.
 TEST_F(HeadDraftsCuda, GuessesAreThoseOfTheCpuAfterStepsRewindsAndCopies) {
   const WithHead cpu(2, 4), gpu(2, 4, true);
+  if (gpu.decoder->draft_rows() == 1) GTEST_SKIP() << "an SM's memory has no room for draft steps";
   const Ids prompt = ids_of(8, 20), next = ids_of(4, 7);
   int64_t equal = 0, all = 0;
   const auto compare = [&](Ids tokens, int slot) {
