@@ -1,6 +1,8 @@
 #pragma once
 // A small model and requests to a Scheduler, for tests.
+#include <cmath>
 #include <future>
+#include <limits>
 #include <memory>
 #include <string>
 #include <vector>
@@ -57,6 +59,31 @@ inline Answer alone(const ServedModel& m, const ServeRequest& r) {
   SessionOptions o{.tokens = r.tokens, .sampling = r.sampling, .seed = r.seed, .stop_ids = r.stop_ids, .bias = r.bias};
   o.logprobs = r.logprobs;
   return Session(*decoder).generate(r.prompt, o);
+}
+
+// Blocks the scheduler's thread in on_token until open() is called.
+struct Gate {
+  std::promise<void> open, reached;
+  std::shared_future<void> opened = open.get_future().share();
+  bool first = true;
+  void hold(ServeRequest& r) {
+    r.on_token = [this, also = r.on_token](int32_t id, const TokenLogprobs* p) {
+      if (std::exchange(first, false)) {
+        reached.set_value();
+        opened.wait();
+      }
+      return also(id, p);
+    };
+  }
+};
+
+// The most by which the log probability p of a token may differ between prompts fed in parts of different lengths,
+// whose products add in different orders. A logit passes through at most eight sums a layer, each of at most hidden or
+// intermediate terms; a sum of n terms rounds by at most n eps / 2 of the sum of their magnitudes. A wrong token,
+// position or cached key changes p by far more.
+inline double rounding_of(const GptOssConfig& c, double p) {
+  const double terms = double(std::max(c.hidden, c.intermediate));
+  return double(8 * c.layers) * terms * std::numeric_limits<float>::epsilon() / 2 * (1 + std::abs(p));
 }
 
 }  // namespace ingot::testing

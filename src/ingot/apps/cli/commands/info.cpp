@@ -237,11 +237,10 @@ void add_info(Command& root) {
   };
   Command& c = root.add("info", "Describes a model: sizes, parameters, configuration");
   auto o = std::make_shared<InfoOptions>();
-  c.text(
-      "RUN", o->run,
-      "a run of `ingot train`, one of its checkpoints, an artifact of `ingot export`, a published model (a "
-      "checkpoint's "
-      "directory, an archive, a GGUF or an .iris file), or random weights such as synthetic:20b (default: the preset)");
+  c.text("RUN", o->run,
+         "a run of `ingot train`, one of its checkpoints, an artifact of `ingot export`, a published model (a "
+         "checkpoint's directory, an archive, a GGUF or an .iris file), or random weights such as synthetic:20b "
+         "(default: the preset)");
   c.choice("--preset NAME", o->preset, preset_names(), "the preset to describe (default: demo)");
   c.section("model", o->model, to_json(GptConfig{}));
   c.flag("--json", o->json, "print one JSON object");

@@ -40,7 +40,7 @@ template <class Epilogue> constexpr bool kNeedsRows = true;
 template <class T, class Finish, int kMatrices, int kPanels, class Core>
 constexpr bool kNeedsRows<Store<T, Finish, kMatrices, kPanels, Core>> = false;
 
-// A block that computes kHeight tiles, one above the other.
+// The sizes of a thread block that computes kHeight tiles of 128 x 128 with the same columns and neighbouring rows.
 template <int kHeight> struct Block {
   static constexpr int kRows = kHeight * kTileM, kThreads = kHeight * 128;
   static constexpr int kStepK = kHeight == 1 ? 32 : 64, kStages = 3;

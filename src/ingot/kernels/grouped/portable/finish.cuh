@@ -1,7 +1,8 @@
 #pragma once
 // The end of a portable kernel's tile: scales, bias, and the gate or the addition to y. The code has no branch around
-// an element: ../parts/finish.cuh takes some 57 instructions for an element behind a gate, one after another, and a
-// multiprocessor has one block, so that no other warp multiplies meanwhile.
+// an element. ../parts/finish.cuh takes some 57 instructions for each element behind a gate, and its branches keep the
+// compiler from interleaving them. A multiprocessor holds one block of the wide tiles, so no other warp computes
+// products during that time.
 #include "ingot/gpu/ptx/convert.cuh"
 #include "ingot/gpu/ptx/math.cuh"
 #include "ingot/gpu/ptx/settle.cuh"
@@ -96,9 +97,8 @@ __device__ __forceinline__ void finish_gated(const Product& p, const Tile& t, ui
 template <int kRows>
 __device__ __forceinline__ void finish_plain(const Product& p, const Tile& t, uint32_t row_tile, const Ends& e,
                                              uint32_t first_row, const float (&d)[kRows / 2]) {
-  constexpr int kTogether = kRows / 8 < 4 ? kRows / 8 : 4;  // blocks of 8 rows whose old values are loaded together
-  static_assert(kRows / 8 % kTogether == 0 || kRows / 8 % 2 == 0, "the last blocks are whole");
-  constexpr int kAtOnce = kRows / 8 % kTogether == 0 ? kTogether : 2;
+  static_assert(kRows % 16 == 0, "the last blocks are whole");
+  constexpr int kAtOnce = kRows / 8 % 4 == 0 ? 4 : 2;  // blocks of 8 rows whose old values are loaded together
   const uint32_t lane = settled_lane(), n = 16 * row_tile + lane / 4, row = first_row + lane % 4 * 2;
   const bool has[2] = {n < p.n, n + 8 < p.n};
   float* to = static_cast<float*>(p.y) + size_t(row) * p.y_stride + n;

@@ -62,8 +62,7 @@ __device__ __forceinline__ void multiply_tile(const Arguments& p, Memory<F, kWid
                                               Publish&& publish) {
   using L = Form<F, kWidth>;
   // The warp's weights and the lane's rows of x in a stage. For compute capability 10.0 and later the compiler finds no
-  // registers to keep these addresses beside the sums of the widest tiles; elsewhere computing them anew for each stage
-  // would cost bf16 a tenth of its time.
+  // registers to keep these addresses beside the sums of the widest tiles, and computes them anew for each stage.
   const auto places = [&](uint32_t in_stage, uint32_t& a, uint32_t& b) {
     uint32_t thread = threadIdx.x;
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1000
