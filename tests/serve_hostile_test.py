@@ -43,7 +43,7 @@ ELSEWHERE = {
             "src/ingot/engines/serve/service.test.cpp": []},
     "S21": {"src/ingot/engines/serve/service.test.cpp": ["an_internal_error_shows_the_client_only_a_number"]},
     "S22": {"tests/serve_process_test.py": ["test_a_signal_lets_answers_finish", "test_an_answer_that_takes_too_long_is_cut_off_at_the_end", "test_a_port_that_is_taken_costs_nothing"]},
-    "S24": {"src/ingot/engines/serve/scheduler.test.cpp": ["many_threads_ask_and_cancel"]},
+    "S24": {"src/ingot/engines/serve/scheduler_passes.test.cpp": ["many_threads_ask_and_cancel"]},
 }
 POST = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
 GET = b"GET /health HTTP/1.1\r\nHost: localhost\r\n"
