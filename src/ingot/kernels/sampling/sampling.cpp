@@ -139,7 +139,7 @@ template <class T> int32_t sample_row(const Sample& s, const SampleRow& r) {
   const A* const logits = adjusted<T>(s, r);
   Row<A> row{logits, r.ids, r, most_likely(logits, r.ids, r.row)};
   if (r.temperature == 0) return row.best;
-  const uint32_t step = r.step + (s.step_there ? uint32_t(*s.step_there.ptr<int32_t>()) : 0);
+  const uint32_t step = r.step + (s.device_step ? uint32_t(*s.device_step.ptr<int32_t>()) : 0);
   if (!filters(r)) return row.likeliest_with_noise(step, [](int32_t) { return true; });
   row.filter();
   return row.likeliest_with_noise(step, [&](int32_t v) { return row.octaves(v) <= r.most_octaves && row.kept(v); });
@@ -190,7 +190,7 @@ void sample(const Sample& s, Stream stream) {
   const Shape expected{R}, words{R, (V + 31) / 32};
   INGOT_CHECK(s.tokens.shape == expected, "sample: found tokens of shape ", s.tokens.shape, ", expected ", expected);
   INGOT_CHECK_EQ(s.tokens.dtype, DType::i32, "sample: tokens dtype");
-  INGOT_CHECK(!s.step_there || s.step_there.numel() == 1, "sample: found step_there of shape ", s.step_there.shape,
+  INGOT_CHECK(!s.device_step || s.device_step.numel() == 1, "sample: found device_step of shape ", s.device_step.shape,
               ", expected (1)");
   INGOT_CHECK(bool(s.bias_ids) == bool(s.biases) &&
                   (!s.biases || (s.bias_ids.rank() == 2 && s.bias_ids.size(0) == R && s.bias_ids.dtype == DType::i32 &&
@@ -204,7 +204,7 @@ void sample(const Sample& s, Stream stream) {
                           s.rows.cols() == int64_t(sizeof(SampleRow)) && s.rows.size(0) <= R),
               "sample: found rows of shape ", s.rows.shape, " in ", s.rows.dtype, ", expected at most ", R, " of ",
               sizeof(SampleRow), " in u8");
-  for (const Tensor* t : {&s.tokens, &s.step_there, &s.bias_ids, &s.biases, &s.allowed, &s.rows, &s.workspace})
+  for (const Tensor* t : {&s.tokens, &s.device_step, &s.bias_ids, &s.biases, &s.allowed, &s.rows, &s.workspace})
     INGOT_CHECK(!*t || t->device == s.logits.device, "sample: found operands on ", t->device, " and ", s.logits.device,
                 ", expected one device");
   const int64_t needed = sample_workspace_bytes(s.rows ? s.rows.size(0) : R, s.logits.device);

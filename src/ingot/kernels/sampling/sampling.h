@@ -60,7 +60,7 @@ struct Sample {
   SamplingOptions options;
   uint64_t seed = 0;
   uint32_t step = 0;
-  Tensor step_there;        // (1) i32 on the logits' device: added to every row's step when the kernel runs; or none
+  Tensor device_step;       // (1) i32 on the logits' device: added to every row's step when the kernel runs; or none
   Tensor bias_ids, biases;  // (R, n) i32, rising in each row, and (R, n) f32; ids from V on are ignored. Or neither
   // (R, (V + 31) / 32) u32: bit v % 32 of word v / 32 says that id v may be sampled. Or none: all ids may
   Tensor allowed;
@@ -69,7 +69,7 @@ struct Sample {
   // have no effect.
   Tensor rows;
   // A hint about `rows`, which the host may not be able to read: some rows have filters; some rows have none.
-  bool some_filter = true, some_do_not = true;
+  bool some_filtered = true, some_unfiltered = true;
   // u8, of sample_workspace_bytes(), 16-byte aligned, zero before the first call. Every call leaves the workspace ready
   // for the next call on the same stream. None on the CPU.
   Tensor workspace;

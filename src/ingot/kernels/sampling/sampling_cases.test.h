@@ -148,7 +148,7 @@ template <class B, class Call> void rows_with_their_own_options_are_the_cpus(Wor
              .biases = biases,
              .allowed = allowed,
              .rows = rows,
-             .some_do_not = !all_filter,
+             .some_unfiltered = !all_filter,
              .workspace = workspace};
     call(s);
     sample({.logits = testing::host_of(logits),
@@ -227,7 +227,7 @@ template <class B, class Call> void steps_add_up(WorkspaceBytes bytes, Call&& ca
   testing::fill_normal(testing::host_of(logits), 4);
   testing::assign(testing::host_of(there), std::vector<double>{4});
   testing::send(logits), testing::send(there), testing::send(tokens);
-  call(Sample{.logits = logits, .tokens = tokens, .seed = 5, .step = 3, .step_there = there, .workspace = workspace});
+  call(Sample{.logits = logits, .tokens = tokens, .seed = 5, .step = 3, .device_step = there, .workspace = workspace});
   testing::Buffer want(DType::i32, {3});
   sample({.logits = testing::host_of(logits), .tokens = want, .seed = 5, .step = 7}, {});
   testing::expect_close(tokens, testing::values(want), 0, 0);

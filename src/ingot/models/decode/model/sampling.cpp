@@ -42,7 +42,7 @@ void SampledRows::add(const SlotSample& sample, int64_t vocab, int row) {
   SampleRow& r = sampled.emplace_back(row_of(o.sampling, vocab));
   r.seed = o.seed, r.step = sample.step, r.row = row;
   r.biases = int32_t(o.bias.size()), r.masked = o.allowed.empty() ? 0 : 1;
-  (filters(r) ? some_filter : some_do_not) = true;
+  (filters(r) ? some_filtered : some_unfiltered) = true;
 }
 void SampledRows::add_logprobs(const SlotSample& sample, int64_t vocab, int row) {
   scored.push_back({.row = row, .ids = int32_t(vocab)});
@@ -126,8 +126,8 @@ void DeviceModel::start_sampling(const SampledRows& of, const SamplingBuffers& b
                    .biases = Tensor(b.biases, {b.count, kMostBiases}, device),
                    .allowed = Tensor(b.allowed, {b.count, (V + 31) / 32}, device),
                    .rows = Tensor(b.rows, DType::u8, {n, row_bytes}, device),
-                   .some_filter = of.some_filter,
-                   .some_do_not = of.some_do_not,
+                   .some_filtered = of.some_filtered,
+                   .some_unfiltered = of.some_unfiltered,
                    .workspace = Tensor(b.workspace, DType::u8, {sample_workspace_bytes(b.count, device)}, device)},
                   *stream_);
   if (m == 0) return;

@@ -32,7 +32,7 @@ struct SentAdjustments {
 // The rows that a step samples, and the rows whose logprobs it computes.
 struct SampledRows {
   std::vector<SampleRow> sampled, scored;
-  bool some_filter = false, some_do_not = false;
+  bool some_filtered = false, some_unfiltered = false;
   int64_t top = 0;  // the largest number of likeliest ids that any row requests
 
   void add(const SlotSample& sample, int64_t vocab, int row);

@@ -195,7 +195,7 @@ class DeviceGptDecoder final : public DeviceDecoder {
                    .tokens = sampled_,
                    .options = o,
                    .seed = seed,
-                   .step_there = word(kStep, 1),
+                   .device_step = word(kStep, 1),
                    .workspace = sampling_},
                   stream_);
     copy({.from = sampled_, .to = answer_}, stream_);
