@@ -1,19 +1,23 @@
 #!/usr/bin/env python3
 """Runs every GPU benchmark: Ingot beside its peers, in turn, with a report bench/results/<gpu>/<suite>.json for each suite.
 
-    python3 bench/gpu.py --native build/cuda/libingot_bench.so [SUITE...] [--origins FOLDER] [--liger WHEEL] [--wheels FOLDER] [--warm N] [--continue] [--stale] [--minutes N]
+    python3 bench/gpu.py --native build/cuda/libingot_bench.so [SUITE...] [--origins FOLDER] [--liger WHEEL] [--wheels FOLDER] [--warm N] [--continue] [--stale] [--seconds N]
+    python3 bench/gpu.py --plan [SUITE...]
 
 SUITE: rmsnorm, rope, gate, mlp, linear, experts, swiglu, wide_mlp, cross_entropy, muon, attention, decode, families, decode_gpus, draft, prompt, serve, train, train_gpus, train_memory, generate, ttt, sampling, host_cost, host_token, models, portable; all by default (host_cost, host_token and models import ingot, models also transformers). FOLDER has the peers that cannot be installed:
 MGRrmsnorm/src/rmsnorm_kernel.cu, MGRrmsnorm/megagemm/swiglu.py, mlp-megakernel/fused_mlp.py, libtiny_cuda_nn.so (peers/tiny_cuda_nn.cu), and llama.cpp's programs
 llama.cpp/llama-bench and llama.cpp/llama-server.
 A missing peer is listed in the report as absent; PyTorch eager and torch.compile always run. All other options
 go to the suites' programs (peers/gpu_<suite>.py --help). torch.compile's peers take most of the time of mlp, linear, swiglu, wide_mlp,
-cross_entropy, muon, attention, train, ttt and portable: with --warm N, N processes compile a share each first, and the measuring process finds the kernels in PyTorch's cache.
-A report is written after each case. --continue completes an interrupted report of the same sources and GPU: only the missing last cases are measured, and the report keeps
-the ceilings of each run (not of decode, families, decode_gpus, prompt, train, ttt, host_cost and host_token).
---stale measures, of the suites named or all, those without a complete report of these sources on this GPU: first those without any report, then the oldest. --minutes N
-ends after N minutes: a suite that took longer last time than the time that is left is passed over, unless its report can be continued, and a suite that runs when
-the time ends is stopped. The same command called again continues with the remaining suites.
+cross_entropy, muon, attention, train, ttt, models and portable: with --warm N, N processes compile a share each first, and the measuring process finds the kernels in PyTorch's cache.
+
+A suite can be measured in several calls. After each case the report is written; as long as cases are missing, to bench/results/<gpu>/unfinished/<suite>.json, which no table
+reads. --continue takes over the cases of an unfinished report of the same sources, or of the same machine code (tools/same_kernels.py --reports), and the same kind of GPU, and
+measures the missing ones; the report keeps the day, driver and ceilings of each call. --seconds N ends after N seconds: a case that took longer last time than the
+time that is left is passed over, and whatever runs when the time ends is stopped. Each case prints its seconds; --plan prints the seconds of all cases and the missing ones, and
+measures nothing.
+--stale measures, of the suites named or all, those without a whole report of these sources on this GPU: first those without any report, then the oldest. The same
+command called again continues with the remaining suites and cases.
 """
 import argparse
 import os
@@ -25,11 +29,12 @@ import time
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent / "tools"))
 import reports  # noqa: E402
+import suite_report  # noqa: E402
 
 SUITES = ("rmsnorm", "rope", "gate", "mlp", "linear", "experts", "swiglu", "wide_mlp", "cross_entropy", "muon", "attention", "decode", "families", "decode_gpus", "draft", "prompt", "serve", "train", "train_gpus", "train_memory", "generate", "ttt", "sampling",
           "host_cost", "host_token", "models", "portable")
-WARMED = ("mlp", "linear", "swiglu", "wide_mlp", "cross_entropy", "muon", "attention", "train", "ttt", "portable")
-NOT_CONTINUED = ("decode", "families", "decode_gpus", "prompt", "train", "ttt", "host_cost", "host_token")  # measured as a whole
+WARMED = ("mlp", "linear", "swiglu", "wide_mlp", "cross_entropy", "muon", "attention", "train", "ttt", "models", "portable")
+MOST_WARM = {"models": 2}  # processes side by side, as many as have room in the GPU's memory
 PEERS = pathlib.Path(__file__).resolve().parent / "peers"
 # suite: (option, the file in FOLDER that must exist, the path that is passed)
 ORIGINS = {
@@ -57,27 +62,44 @@ def command(suite, native, origins, liger, more, wheels=None):
     return line + more
 
 
-def warm(line, processes):
-    started = [subprocess.Popen(line, env={**os.environ, "INGOT_BENCH_SHARE": f"{i}/{processes}"}, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-               for i in range(processes)]
-    for process in started:
+def stop(process):
+    if process.poll() is None:
+        os.killpg(process.pid, signal.SIGKILL)
         process.wait()
 
 
-def measure(suite, line, processes, seconds=None):
-    """The status of the suite's program; None where the program was stopped after `seconds`."""
-    until = None if seconds is None else time.monotonic() + seconds
-    if processes > 0 and suite in WARMED:
-        warm(line, processes)
-    process = subprocess.Popen(line, start_new_session=True)  # a group of its own, so that a stop also reaches its children
+def wait(process, until):
+    """The status of a process at its end; None where the time ended first."""
     try:
         return process.wait(None if until is None else max(0.0, until - time.monotonic()))
     except subprocess.TimeoutExpired:
         return None
+
+
+def warm(line, processes, until=None):
+    started = [subprocess.Popen(line, env={**os.environ, "INGOT_BENCH_SHARE": f"{i}/{processes}"}, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
+               for i in range(processes)]
+    try:
+        for process in started:
+            wait(process, until)
     finally:
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+        for process in started:
+            stop(process)
+
+
+def measure(suite, line, processes, seconds=None):
+    """The status of the suite's program; None where the program was stopped after `seconds`."""
+    until, started = None if seconds is None else time.monotonic() + seconds, time.monotonic()
+    if until is not None:
+        os.environ[suite_report.UNTIL] = str(until)
+    if processes > 0 and suite in WARMED:
+        warm(line, min(processes, MOST_WARM.get(suite, processes)), until)
+        print(f"{suite}: {time.monotonic() - started:.0f} s to compile", flush=True)
+    process = subprocess.Popen(line, start_new_session=True)  # a group of its own, so that a stop also reaches its children
+    try:
+        return wait(process, until)
+    finally:
+        stop(process)
 
 
 def gpu_name():
@@ -88,18 +110,35 @@ def gpu_name():
 
 
 def within(seconds, suites, run, now=time.monotonic):
-    """Calls run(suite, seconds left) for each of [(suite, its last report or None)] that fits; returns {suite: "passed over", "stopped" or its status}."""
+    """Calls run(suite, seconds left) for each of the suites until the time ends; returns {suite: "passed over", "stopped" or its status}."""
     begun, outcome = now(), {}
-    for suite, report in suites:
+    for suite in suites:
         left = None if seconds is None else seconds - (now() - begun)
-        # An incomplete report tells how long its cases took, not how long all take.
-        known = report.get("seconds", 0) if report and "incomplete" not in report else 0
-        if left is not None and (left <= 0 or (known > left and suite in NOT_CONTINUED)):
+        if left is not None and left <= 0:
             outcome[suite] = "passed over"
             continue
         status = run(suite, left)
         outcome[suite] = "stopped" if status is None else status
     return outcome
+
+
+def planned(suites, results=reports.RESULTS):
+    """Lines of the seconds that each suite and case took, on each GPU with a report, and of the cases that unfinished reports lack."""
+    for folder in sorted(path for path in results.iterdir() if path.is_dir()):
+        for suite in suites:
+            whole, unfinished = (reports.read(path) for path in reports.paths_of(suite, folder))
+            if not (whole or unfinished):
+                continue
+            now, seconds = reports.tree_hash(suite), whole.get("case_seconds", {}) | unfinished.get("case_seconds", {})
+            state = "no whole report" if not whole else "incomplete" if "incomplete" in whole else "fresh" if reports.holds(whole, now) else "stale"
+            took = f"{sum(seconds.values()):.0f} s in {len(seconds)} cases" if seconds else f"{whole['seconds']:.0f} s" if "seconds" in whole else "time unknown"
+            yield f"{folder.name}, {suite}: {state}; {took}"
+            if unfinished:
+                missing = unfinished["missing"]
+                of_these = "these sources" if reports.holds(unfinished, now) else "other sources, so it cannot be continued"
+                yield (f"  unfinished, of {of_these}: {unfinished['incomplete']}"
+                       + (f", which took {sum(seconds[name] for name in missing):.0f} s" if all(name in seconds for name in missing) else "") + f": {'; '.join(missing)}")
+            yield from (f"  {s:7.1f} s  {name}" for name, s in sorted(seconds.items(), key=lambda entry: -entry[1]))
 
 
 def main():
@@ -112,26 +151,31 @@ def main():
     parser.add_argument("--warm", type=int, default=0, metavar="N", help="processes that compile first, side by side (default: none)")
     parser.add_argument("--continue", dest="again", action="store_true", help="measure only what reports of these sources lack")
     parser.add_argument("--stale", action="store_true", help="only suites whose report is missing, incomplete or of other sources, the oldest first")
-    parser.add_argument("--minutes", type=float, metavar="N", help="end after N minutes")
+    parser.add_argument("--seconds", type=float, metavar="N", help="end after N seconds")
+    parser.add_argument("--plan", action="store_true", help="print the seconds of the suites' cases and what unfinished reports lack, and measure nothing")
     options, more = parser.parse_known_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that `timeout` also ends a suite's processes, which would disturb later measurements
     options.again = options.again or options.stale
     if options.again:
-        os.environ["INGOT_BENCH_CONTINUE"] = "1"
+        os.environ[suite_report.CONTINUE] = "1"
     os.environ.setdefault("INGOT_COMMAND", " ".join(["python3 bench/gpu.py", *options.suites, *(["--stale"] if options.stale else ["--continue"] if options.again else [])]))  # the paths in the reports
     for suite in options.suites:
         if suite not in SUITES:
             parser.error(f"suite: found {suite}, expected of {', '.join(SUITES)}")
-    suites = [(suite, None) for suite in options.suites or SUITES]
-    if not pathlib.Path(options.native).is_file() and any(suite != "host_cost" for suite, _ in suites):
+    suites = options.suites or SUITES
+    if options.plan:
+        print("\n".join(planned(suites)))
+        return
+    if not pathlib.Path(options.native).is_file() and any(suite != "host_cost" for suite in suites):
         sys.exit(f"bench: --native: found no {options.native}, expected the library of a build with CUDA kernels (cmake --build --preset cuda --target ingot_bench)")
     if options.stale:
         gpu = gpu_name()
         if not gpu:
             sys.exit("bench: --stale: found no GPU (nvidia-smi names none)")
-        suites = reports.outdated([suite for suite, _ in suites], gpu)
-        print("to measure: " + (", ".join(f"{suite} ({report['date'] if report else 'no report'})" for suite, report in suites) or "nothing"), flush=True)
-    outcome = within(None if options.minutes is None else 60 * options.minutes, suites, lambda suite, left: measure(
+        old = reports.outdated(suites, gpu)
+        print("to measure: " + (", ".join(f"{suite} ({report['date'] if report else 'no report'})" for suite, report in old) or "nothing"), flush=True)
+        suites = [suite for suite, _ in old]
+    outcome = within(options.seconds, suites, lambda suite, left: measure(
         suite, command(suite, options.native, options.origins, options.liger, more, options.wheels), options.warm, left))
     for word in ("passed over", "stopped"):
         if found := [suite for suite, state in outcome.items() if state == word]:

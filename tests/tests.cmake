@@ -103,6 +103,7 @@ endif()
 if(Python3_FOUND AND NOT INGOT_SANITIZE)
   add_test(NAME reports COMMAND ${Python3_EXECUTABLE} ${CMAKE_CURRENT_SOURCE_DIR}/tools/check_reports.py)
   add_test(NAME reports_tools COMMAND ${Python3_EXECUTABLE} ${CMAKE_CURRENT_SOURCE_DIR}/tests/reports_test.py)
+  add_test(NAME suite_reports COMMAND ${Python3_EXECUTABLE} ${CMAKE_CURRENT_SOURCE_DIR}/tests/suite_report_test.py)
 endif()
 include(${CMAKE_CURRENT_LIST_DIR}/crash/crash.cmake)
 

@@ -1,6 +1,6 @@
 """Checks the committed GPU reports: their form, their errors against their tolerances, and whether the measured code is
-still the code of the tree, or at least has the same kernels (tools/same_kernels.py --reports). Stale and
-incomplete reports are listed; with --strict stale reports are a failure.
+still the code of the tree, or at least has the same kernels (tools/same_kernels.py --reports). Stale, incomplete and unfinished
+reports are listed; with --strict stale and incomplete ones are a failure.
 
     python3 tools/check_reports.py [--strict]
 """
@@ -11,7 +11,7 @@ import reports
 
 def main():
     strict = "--strict" in sys.argv[1:]
-    broken, stale, incomplete, same, count = [], [], [], [], 0
+    broken, stale, incomplete, unfinished, same, count = [], [], [], [], [], 0
     for path, report in reports.all_reports():
         count += 1
         name = path.relative_to(reports.ROOT)
@@ -31,6 +31,9 @@ def main():
                         + f"; changed since: {', '.join(kept['changed'])}")
         elif report["tree"] != now:
             stale.append(f"{name}: measured tree {report['tree']} on {report['date']}, the tree is now {now} ({reports.how_to_measure(path.stem)} on that GPU)")
+    for path, report in reports.unfinished_reports():
+        of_these = "" if reports.holds(report, reports.tree_hash(path.stem)) else " of other sources; delete the file, which nothing continues"
+        unfinished.append(f"{path.relative_to(reports.ROOT)}: {report['incomplete']}{of_these}")
     for line in broken:
         print(f"broken: {line}")
     for line in same:
@@ -39,6 +42,8 @@ def main():
         print(f"stale: {line}")
     for line in incomplete:
         print(f"incomplete: {line}")
+    for line in unfinished:
+        print(f"unfinished: {line}")
     print(f"reports: {count} found, {len(broken)} problems, {len(stale)} stale, {len(incomplete)} incomplete")
     return 1 if broken or (strict and (stale or incomplete)) else 0
 

@@ -120,8 +120,9 @@ for stage in "${stages[@]}"; do
 done
 
 if [ -n "${OUT:-}" ]; then
-  mkdir -p "$OUT/logs"
-  find bench/results -name '*.json' -newer "$logs/started" -exec cp {} "$OUT/" \;
+  mkdir -p "$OUT/logs" "$OUT/unfinished"
+  find bench/results -name '*.json' -newer "$logs/started" ! -path '*/unfinished/*' -exec cp {} "$OUT/" \;
+  find bench/results -name '*.json' -newer "$logs/started" -path '*/unfinished/*' -exec cp {} "$OUT/unfinished/" \;
   find "$logs" -name '*.json' -newer "$logs/started" -exec cp {} "$OUT/logs/" \;
   (cd "$logs" && tail -n 400 -- *.log) >"$OUT/logs/all.log"
 fi

@@ -49,10 +49,10 @@ def percent(share):
 
 
 def measured_on(report):
-    """Day, GPU and sources of a report: `tree` is the hash of the suite's sources (tools/reports.py)."""
-    same = report.get("same_kernels")
+    """Days, GPU and sources of a report: `tree` is the hash of the suite's sources (tools/reports.py)."""
+    same, days = report.get("same_kernels"), reports.days_of(report)
     later = f" (kernels of the same machine code: {same['tree']})" if same and same["tree"] != report["tree"] else ""
-    return f"Measured on {report['date']} on {report['gpu']}, driver {report['driver']}, CUDA {report['cuda']}, sources {report['tree']}{later}"
+    return f"Measured on {' and '.join(days)} on {report['gpu']}, driver {report['driver']}, CUDA {report['cuda']}, sources {report['tree']}{later}"
 
 
 def table(report):
@@ -353,7 +353,7 @@ def headline(by_suite, step_reports):
     """README's first numbers, on GPUs and on CPUs, each with its day and beside the fastest peer of the same row."""
     for alternatives in HEADLINES:
         for suite, *rest in alternatives:
-            lines = [f"- {report['gpu'].removeprefix('NVIDIA ')}, {report['date']}: {line}" for report in by_suite.get(suite, []) for line in headline_of(suite, report, *rest)]
+            lines = [f"- {report['gpu'].removeprefix('NVIDIA ')}, {' and '.join(reports.days_of(report))}: {line}" for report in by_suite.get(suite, []) for line in headline_of(suite, report, *rest)]
             yield from lines
             if lines:
                 break
@@ -383,7 +383,7 @@ SUMMARY = {
 
 def gpu_summary(by_suite):
     rows = list(gpu_summary_rows(by_suite))
-    days = {report["date"] for report, _ in rows}
+    days = {day for report, _ in rows for day in reports.days_of(report)}
     if days:
         yield f"Measured on {min(days)}" + (f" to {max(days)}" if len(days) > 1 else "") + "; the full tables state the day and the sources of each suite."
         yield ""

@@ -6,6 +6,7 @@ import re
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "bench" / "results"
+UNFINISHED = "unfinished"  # in a GPU's folder of RESULTS: reports that lack cases
 
 # The rooms that a suite exercises, for suites without a room of the same name.
 ROOMS = {"mlp": ["mlp", "activation"], "swiglu": ["swiglu", "linear"], "gate": ["swiglu", "activation"], "wide_mlp": ["linear", "activation"], "cross_entropy": ["cross_entropy", "linear"],
@@ -76,13 +77,12 @@ def folder_of(gpu):
 
 
 def outdated(suites, gpu, results=RESULTS):
-    """[(suite, its last report or None)] of the suites without a complete report of this tree on this GPU: first those without a report, then by age."""
+    """[(suite, its last whole report or None)] of the suites without a whole report of this tree on this GPU: first those without a report, then by age."""
     found = []
     for suite in suites:
-        path = results / folder_of(gpu) / f"{suite}.json"
-        report = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
-        if report is None or "incomplete" in report or report["gpu"] != gpu or not holds(report, tree_hash(suite)):
-            found.append((suite, report))
+        report = read(paths_of(suite, results / folder_of(gpu))[0])
+        if not report or "incomplete" in report or report["gpu"] != gpu or not holds(report, tree_hash(suite)):
+            found.append((suite, report or None))
     return sorted(found, key=lambda entry: "" if entry[1] is None else entry[1]["date"])
 
 
@@ -123,13 +123,28 @@ def holds(report, tree):
     return tree in (report["tree"], report.get("same_kernels", {}).get("tree"))
 
 
-def begun(suite, folder, gpu, cases, results=RESULTS):
-    """A report of the same tree in results/<folder>, made on a `gpu`, with fewer than all `cases` (an interrupted run, or new cases), which may
-    be continued; None if there is none."""
-    path = results / folder / f"{suite}.json"
-    report = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    fits = report and len(report["results"]) < cases and report["gpu"] == gpu and holds(report, tree_hash(suite))
-    return report if fits else None
+def paths_of(suite, folder):
+    """The places of a suite's whole report and of its unfinished one (tools/suite_report.py) in the folder of a GPU."""
+    return folder / f"{suite}.json", folder / UNFINISHED / f"{suite}.json"
+
+
+def read(path):
+    """A report; {} where there is no file."""
+    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+
+
+def continued(suite, gpu, paths, fits=lambda report: True):
+    """The first report of `paths` made on a `gpu` of this tree's sources, or of the same machine code, that names its cases and for which
+    fits(report) holds; None if there is none."""
+    for report in map(read, paths):
+        if report and report["gpu"] == gpu and holds(report, tree_hash(suite)) and "case_seconds" in report and fits(report):
+            return report
+    return None
+
+
+def days_of(report):
+    """The days of a report's calls, the first one first."""
+    return sorted({call["date"] for call in (*report.get("earlier", []), report)})
 
 
 _REPORT = {"suite": str, "tree": str, "gpu": str, "driver": str, "cuda": str, "date": str, "command": str, "ceilings": dict,
@@ -200,4 +215,9 @@ def problems_of(report):
 
 def all_reports(results=RESULTS):
     for path in sorted(results.glob("*/*.json")):
-        yield path, json.loads(path.read_text(encoding="utf-8"))
+        yield path, read(path)
+
+
+def unfinished_reports(results=RESULTS):
+    for path in sorted(results.glob(f"*/{UNFINISHED}/*.json")):
+        yield path, read(path)

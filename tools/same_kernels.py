@@ -7,9 +7,9 @@ of kernels in a single build; exit status 1 if there are such kernels, 77 withou
 
     python3 tools/same_kernels.py --reports OLD_TREE OLD_BUILD NEW_BUILD     (builds of Ninja, brought up to date first)
 
-Compares the kernels for every report under bench/results that measured OLD_TREE's sources and not this tree's. If all kernels of the suite's rooms
+Compares the kernels for every report under bench/results, unfinished ones too, that measured OLD_TREE's sources and not this tree's. If all kernels of the suite's rooms
 are the same, the report gets the entry `same_kernels`: this tree's hash, the number of kernels, the changed files, and new kernels, which the report
-does not measure; the report is then not stale. Host code that chooses among kernels, tiles or grids is not compared: read the changed files. Exempt
+does not measure; the report is then not stale, and an unfinished one can be continued. Host code that chooses among kernels, tiles or grids is not compared: read the changed files. Exempt
 are host_cost, which measures the host, and, where the choice among cuBLASLt's kernels changed, the suites that use cuBLASLt.
 
 A Hopper GPU launches no kernel of the namespaces in PORTABLE: the choices of a variant (gemm::variant_of, attention_variant; tested with Hopper's limits)
@@ -118,7 +118,7 @@ def keep_reports(old_tree, old_build, new_build):
     for build in (old_build, new_build):
         if subprocess.run(["ninja", "-C", build, "ingot"], stdout=subprocess.PIPE, check=False).returncode != 0:  # the objects of the current files
             sys.exit(f"same kernels: {build}: ninja could not build `ingot` there")
-    for path, report in reports.all_reports():
+    for path, report in (*reports.all_reports(), *reports.unfinished_reports()):
         suite, name = path.stem, path.relative_to(reports.ROOT)
         now = reports.tree_hash(suite)
         if suite == "host_cost" or reports.holds(report, now) or not reports.holds(report, reports.tree_hash(suite, old_tree)):

@@ -1,27 +1,33 @@
 """compute-sanitizer over the GPU tests named ...Small, each tool over each test executable, in shards. Writes
-bench/results/<gpu>/sanitizers.json: the tests and errors per tool and executable. Entries of the same tree
-that this run does not repeat stay: a report may be made in parts, and an interrupted run keeps its results.
+bench/results/<gpu>/sanitizers.json: the tests, errors and seconds per tool and executable.
 
-    python3 tools/sanitize.py --build build/cuda [--tools memcheck,racecheck,synccheck,initcheck] [--seconds 240] [--jobs 12] [--out DIR]
-                              [--executables test_kernels_linear,...] [--as 8.0]
+    python3 tools/sanitize.py --build build/cuda [--tools memcheck,racecheck,synccheck,initcheck] [--limit 240] [--jobs 12] [--out DIR]
+                              [--executables test_kernels_linear,...] [--continue] [--seconds N] [--as 8.0]
+
+A case of the report is a tool over an executable. The report is written after each case; as long as cases are missing, to the folder `unfinished` (suite_report.py).
+--continue takes over the clean cases of an unfinished report of the same sources, GPU and tests and runs the others; a choice of tools or executables
+needs it to make a whole report in parts. --seconds N ends after N seconds: a case whose longest shard took longer last time than the time that is left is passed
+over, and a case whose shards did not all end is not counted.
 
 With --as 8.0 the GPU has the limits of one of compute capability 8.0 (INGOT_GPU_AS), and the report is sanitizers_as_8_0.json; of a build without
 Hopper's code (tools/ptx_build.py) the driver compiles the PTX.
 """
 import argparse
 import concurrent.futures
-import datetime
 import json
 import os
 import pathlib
 import re
 import subprocess
 import sys
+import time
 
 import ptx_build
 import reports
+import suite_report
 
 TOOLS = ["memcheck", "racecheck", "synccheck", "initcheck"]
+TOOLS_IMITATED = TOOLS[:2]  # with the limits of another GPU
 # By default synccheck follows few mbarriers of a block; a forgotten mbarrier looks uninitialised, and its warp is ended.
 # By default racecheck shows a hundred hazards; hazards that are not shown cannot be compared with the explained ones.
 OPTIONS = {"synccheck": ["--num-cuda-barriers", "1024"], "racecheck": ["--print-limit", "100000"]}
@@ -61,22 +67,28 @@ def tests_of(executable, pattern):
     return sum(1 for line in listed.stdout.splitlines() if line.startswith("  "))
 
 
-def sanitize(tool, executable, pattern, shard, shards, seconds, logs):
-    """Runs one shard of an executable's tests under a tool: tests passed, errors (None if the tool reports no count), exit status, log."""
+def sanitize(tool, executable, pattern, shard, shards, limit, logs, until=None, now=time.monotonic):
+    """Runs one shard of an executable's tests under a tool: tests passed, errors (None if the tool reports no count), exit status, log, seconds. None where
+    the time `until` ended first."""
+    left = float("inf") if until is None else until - now()
+    if left <= 0:
+        return None
     command = ["compute-sanitizer", "--tool", tool, *OPTIONS.get(tool, []), str(executable), "--gtest_brief=1", f"--gtest_filter={pattern}"]
-    log = logs / f"{tool}-{executable.name}-{shard}.log"
+    log, begun = logs / f"{tool}-{executable.name}-{shard}.log", now()
     with open(log, "w", encoding="utf-8") as out:
         try:
-            status = subprocess.run(command, stdout=out, stderr=subprocess.STDOUT, timeout=seconds, check=False,
+            status = subprocess.run(command, stdout=out, stderr=subprocess.STDOUT, timeout=min(limit, left), check=False,
                                     env={**os.environ, "GTEST_TOTAL_SHARDS": str(shards), "GTEST_SHARD_INDEX": str(shard)}).returncode
         except subprocess.TimeoutExpired:
+            if left < limit:
+                return None
             status = 124
     text = log.read_text(encoding="utf-8", errors="replace")
     counts = [int(n) for groups in SUMMARY.findall(text) for n in groups if n]
     passed, skipped = (re.search(rf"\[  {word} \] (\d+) tests?", text) for word in ("PASSED ", "SKIPPED"))
     explained = explained_in(text, executable.name) if tool == "racecheck" else 0
     return {"tests": int(passed[1]) if passed else 0, "skipped": int(skipped[1]) if skipped else 0, "errors": sum(counts) - explained if counts else None, "explained": explained,
-            "status": status, "log": log}
+            "status": status, "log": log, "seconds": now() - begun}
 
 
 def result_of(tool, executable, wanted, shards):
@@ -88,81 +100,89 @@ def result_of(tool, executable, wanted, shards):
             "status": max((shard["status"] for shard in shards), key=abs)}
 
 
-def earlier_results(folder, pattern, results, suite=reports.SANITIZERS, imitated=None):
-    """The entries of the folder's report that are not among `results`, if the report is of this tree, these tests and this imitation."""
-    path = folder / f"{suite}.json"
-    if not path.exists():
-        return []
-    report = json.loads(path.read_text(encoding="utf-8"))
-    if not reports.holds(report, reports.tree_hash(suite)) or report["filter"] != pattern or report.get("as") != imitated:
-        return []
-    again = {(result["tool"], result["executable"]) for result in results}
-    return [result for result in report["results"] if (result["tool"], result["executable"]) not in again]
-
-
-def show(result, wanted, shards):
+def show(result, wanted, shards, seconds):
     good = result["errors"] == 0 and result["status"] == 0
     print(f"{result['tool']:10} {result['executable']:24} {result['tests']}/{wanted} tests, {result['errors']} errors, "
-          f"{str(result['explained']) + ' explained, ' if 'explained' in result else ''}status {result['status']}{'' if good else '  FAILED'}", flush=True)
+          f"{str(result['explained']) + ' explained, ' if 'explained' in result else ''}status {result['status']}, longest shard {seconds:.1f} s of {sum(shard['seconds'] for shard in shards):.1f}{'' if good else '  FAILED'}", flush=True)
     for shard in shards:
         if shard["errors"] != 0 or shard["status"] != 0:
             lines = shard["log"].read_text(encoding="utf-8", errors="replace").splitlines()
             print("\n".join("    " + line[:200] for line in lines if "=========" in line or "FAILED" in line or "Failure" in line)[:2500])
 
 
+def run_cases(report, wanted, arguments, logs, imitated):
+    """Runs the missing cases of the report, the slowest tool first, in parallel shards."""
+    with concurrent.futures.ThreadPoolExecutor(arguments.jobs) as pool:
+        def start(tool, executable):
+            shards = -(-wanted[executable] // SHARD)
+            return [pool.submit(sanitize, tool, executable, arguments.filter, i, shards, arguments.limit, logs, report.until) for i in range(shards)]
+
+        chosen = [name for name in report.missing if report.cases[name][0] in arguments.tools and report.cases[name][1] in arguments.executables and report.fits(name)]
+        running = {name: start(*report.cases[name]) for name in chosen}
+        for name, runs in running.items():
+            tool, executable = report.cases[name]
+            shards = [run.result() for run in runs]
+            if None in shards:
+                report.leave(name)
+                continue
+            # A test that skips is an error, except for a test of Hopper's own units where another GPU is imitated.
+            skipped = sum(shard["skipped"] for shard in shards) if imitated else 0
+            longest = max(shard["seconds"] for shard in shards)
+            if skipped == wanted[executable]:
+                print(f"{tool:10} {executable.name:24} all {skipped} tests skip with the limits of {arguments.capability}", flush=True)
+                report.add([], name=name, seconds=longest)
+                continue
+            result = {**result_of(tool, executable, wanted[executable] - skipped, shards), **({"skipped": skipped} if skipped else {}),
+                      "seconds": round(sum(shard["seconds"] for shard in shards), 1)}
+            report.add([result], name=name, seconds=longest)
+            show(result, wanted[executable] - skipped, shards, longest)
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--build", type=pathlib.Path, required=True)
-    parser.add_argument("--tools", default=",".join(TOOLS))
+    parser.add_argument("--tools", type=lambda text: text.split(","), help=f"these alone (default: {', '.join(TOOLS)}; with --as {', '.join(TOOLS_IMITATED)})")
     parser.add_argument("--executables", help="these of the build folder alone (default: all that ctest labels gpu)")
     parser.add_argument("--filter", default="*Small:*Small/*:MlpCuda.ANan*")
-    parser.add_argument("--seconds", type=int, default=240, help="limit of a run")
+    parser.add_argument("--limit", type=float, default=240, help="seconds that a run of two tests may take")
+    parser.add_argument("--seconds", type=float, metavar="N", help="end after N seconds")
+    parser.add_argument("--continue", dest="again", action="store_true", help="run only what the report of these sources lacks")
     parser.add_argument("--jobs", type=int, default=12, help="runs side by side")
     parser.add_argument("--as", dest="capability", help="the compute capability of the GPU whose limits this GPU takes: 8.0, 8.6, 8.9, 10.0 or 12.0")
     parser.add_argument("--out", type=pathlib.Path, help="where the report goes (default: bench/results/<gpu>)")
     arguments = parser.parse_args()
+    until = None if arguments.seconds is None else time.monotonic() + arguments.seconds
     logs = arguments.build / "sanitizer-logs"
     logs.mkdir(parents=True, exist_ok=True)
     query = subprocess.run(["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader", "-i", "0"], capture_output=True,
                            text=True, check=True).stdout.strip()
     gpu, driver = [part.strip() for part in query.split(",")]
-    chosen = [arguments.build / name for name in arguments.executables.split(",")] if arguments.executables else gpu_executables(arguments.build)
-    wanted = {executable: tests_of(executable, arguments.filter) for executable in chosen}
+    every = gpu_executables(arguments.build)
+    arguments.executables = [arguments.build / name for name in arguments.executables.split(",")] if arguments.executables else every
+    every += [executable for executable in arguments.executables if executable.name not in {e.name for e in every}]
+    arguments.executables = [e for e in every if e.name in {executable.name for executable in arguments.executables}]
+    wanted = {executable: tests_of(executable, arguments.filter) for executable in every}
+    for executable in (e for e in arguments.executables if wanted[e] == 0):
+        print(f"{executable.name}: no tests match {arguments.filter}")
     nvcc = subprocess.run(["nvcc", "--version"], capture_output=True, text=True, check=False).stdout
-    folder = arguments.out or reports.RESULTS / (re.findall(r"[A-Z]+\d+\w*", gpu) or [gpu.replace(" ", "-")])[0].lower()
-    folder.mkdir(parents=True, exist_ok=True)
     suite, imitated = reports.SANITIZERS, {}
     if arguments.capability:
         variables, what = ptx_build.imitation_of(arguments.build, arguments.capability)
         suite, imitated = reports.imitating(suite, arguments.capability), {"as": what}
         os.environ.update(variables)
-    report = {"suite": suite, "tree": reports.tree_hash(suite), "gpu": gpu, **imitated, "driver": driver,
-              "cuda": (re.findall(r"release ([\d.]+)", nvcc) or ["?"])[0], "date": datetime.date.today().isoformat(),
-              "command": os.environ.get("INGOT_COMMAND", "tools/sanitize.py"), "filter": arguments.filter}
-    results = []
-    with concurrent.futures.ThreadPoolExecutor(arguments.jobs) as pool:
-        def start(tool, executable):
-            shards = -(-wanted[executable] // SHARD)
-            return [pool.submit(sanitize, tool, executable, arguments.filter, i, shards, arguments.seconds, logs) for i in range(shards)]
-
-        # The slowest tool first.
-        running = {(tool, executable): start(tool, executable) for tool in sorted(arguments.tools.split(","), key="racecheck".__ne__)
-                   for executable in wanted if wanted[executable]}
-        for executable in (e for e, tests in wanted.items() if tests == 0):
-            print(f"{executable.name}: no tests match {arguments.filter}")
-        for (tool, executable), runs in running.items():
-            shards = [run.result() for run in runs]
-            # A test that skips is an error, except for a test of Hopper's own units where another GPU is imitated.
-            skipped = sum(shard["skipped"] for shard in shards) if imitated else 0
-            if skipped == wanted[executable]:
-                print(f"{tool:10} {executable.name:24} all {skipped} tests skip with the limits of {arguments.capability}", flush=True)
-                continue
-            results.append({**result_of(tool, executable, wanted[executable] - skipped, shards), **({"skipped": skipped} if skipped else {})})
-            show(results[-1], wanted[executable] - skipped, shards)
-            report["results"] = earlier_results(folder, arguments.filter, results, suite, imitated.get("as")) + results
-            (folder / f"{suite}.json").write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
-    problems = reports.problems_of(report)
-    print("\n".join(problems) if problems else f"{suite}: clean, {len(report['results'])} runs")
+    every_tool = TOOLS_IMITATED if arguments.capability else TOOLS
+    arguments.tools = arguments.tools or every_tool
+    every_tool = sorted({*every_tool, *arguments.tools}, key=lambda tool: (tool != "racecheck", tool))
+    cases = {f"{tool} {executable.name}": (tool, executable) for tool in every_tool for executable in every if wanted[executable]}
+    report = suite_report.SuiteReport(suite, cases, gpu, again=arguments.again, until=until, folder=arguments.out,
+                                      fits=lambda old: old["filter"] == arguments.filter and old.get("as") == imitated.get("as"),
+                                      good=lambda result: result["errors"] == 0 and result["status"] == 0)
+    report.entries = lambda: {**imitated, "driver": driver, "cuda": (re.findall(r"release ([\d.]+)", nvcc) or ["?"])[0],
+                              "command": os.environ.get("INGOT_COMMAND", "tools/sanitize.py"), "filter": arguments.filter}
+    run_cases(report, wanted, arguments, logs, imitated)
+    print("\n".join(report.end()))
+    problems = reports.problems_of(report.report())
+    print("\n".join(problems) if problems else f"{suite}: clean, {len(report.rows)} runs")
     return 1 if problems else 0
 
 

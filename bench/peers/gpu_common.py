@@ -3,7 +3,6 @@ rotated buffers, replayed in turn; medians. The ceilings are measured in the sam
 import argparse
 import contextlib
 import ctypes
-import datetime
 import fcntl
 import functools
 import importlib
@@ -23,10 +22,9 @@ import torch._functorch.config
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tools"))
-import reports  # noqa: E402
+import suite_report  # noqa: E402
 
 IN_MEMORY = "/dev/shm" if pathlib.Path("/dev/shm").is_dir() else None  # for checkpoints, so that no run waits for a disk
-_STARTED = time.monotonic()
 DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
 
 
@@ -162,6 +160,9 @@ def use_one_thread():
     torch.set_num_threads(1)
 
 
+LATE = "ran past its time"
+
+
 class Child:
     """Starts a peer's process. The output goes to files, because compiler processes may outlive the peer and would hold a pipe open."""
 
@@ -182,7 +183,7 @@ class Child:
         out, err = (file.seek(0) or file.read() for file in (self.out, self.err))
         if found := [json.loads(text) for text in out.splitlines() if text.startswith("{")]:
             return found[0], None
-        return None, "ran past its time" if late else (err.strip().splitlines() or ["no word"])[-1][:300]
+        return None, LATE if late else (err.strip().splitlines() or ["no word"])[-1][:300]
 
 
 def cached_graphs():
@@ -270,10 +271,6 @@ def gpu_state(fields="clocks.sm,clocks.mem,power.draw,temperature.gpu"):
     return out.stdout.strip()
 
 
-def gpu_folder():
-    return reports.folder_of(torch.cuda.get_device_name(0))
-
-
 def rotation(bytes_, l2_bytes, most=100):
     """The number of input sets for a case of the given bytes, the calls in a graph, and whether all sets fit into L2."""
     wanted = -(-3 * l2_bytes // bytes_)
@@ -305,41 +302,50 @@ def sweep(buffers, native, configs):
     return [timed[0], *sorted(timed[1:], key=lambda t: t[0])]
 
 
-def begun(suite, options, cases, names=None):
-    """With gpu.py --continue: the results of an incomplete report of this tree and GPU, that is, of its first cases. No results otherwise,
-    in a run without a report, or if the report's names differ from `names`."""
-    wanted = os.environ.get("INGOT_BENCH_CONTINUE") and not (options.only or options.quick)
-    report = reports.begun(suite, gpu_folder(), torch.cuda.get_device_name(0), cases) if wanted else None
-    if report is None:
-        return []
-    results = report["results"]
-    if names is not None and [r["name"] for r in results] != names[:len(results)]:
-        return []
-    _EARLIER[suite] = report.get("earlier", []) + [{"cases": len(results), **{k: report[k] for k in ("date", "driver", "ceilings", "clocks", "same_kernels") if k in report}}]
-    return results
+def begin(suite, options, cases, name, **more):
+    """The report of the cases that this process measures (tools/suite_report.py). name(case) is unique. A run of a choice of cases (--only, --quick), or one
+    that only warms caches, writes no report. more: further options of SuiteReport."""
+    chosen = picked(cases, options, name)
+    names = {name(case): case for case in chosen}
+    assert len(names) == len(chosen), f"{suite}: found {len(chosen)} cases with {len(names)} names, expected a name for each"
+    choice, until = options.only or options.quick, os.environ.get(suite_report.UNTIL)
+    return suite_report.SuiteReport(suite, names, torch.cuda.get_device_name(0), again=bool(os.environ.get(suite_report.CONTINUE)) and not choice,
+                                    until=float(until) if until else None, share=tuple(map(int, SHARE.split("/"))) if SHARE else None, writes=not (choice or SHARE), **more)
 
 
-_EARLIER = {}  # for a continued suite: the earlier runs, and the number of cases at the end of each
+def describe(report, ceiling, before=None, **more):
+    """Sets what a report says besides its rows: the versions, the ceilings, the GPU's state before (now, if not given) and after, and `more`."""
+    before = before or gpu_state()
+    report.entries = lambda: {"driver": gpu_state("driver_version"), "cuda": torch.version.cuda, "torch": torch.__version__,
+                              "command": os.environ.get("INGOT_COMMAND", f"python3 bench/peers/gpu_{report.suite}.py"), "ceilings": ceiling, **more,
+                              "clocks": {"fields": "SM MHz, memory MHz, W, C", "before": before, "after": gpu_state()}}
 
 
-def write_report(suite, results, ceiling, extra, cases=None):
-    """Writes bench/results/<gpu>/<suite>.json. Called after every case, with the number of all cases, so that a run ended by a
-    time limit leaves a report that lacks only the remaining cases and says so."""
-    extra = {**extra, **({"earlier": _EARLIER[suite]} if suite in _EARLIER else {})}
-    missing = 0 if cases is None else cases - len(results)
-    report = {"suite": suite, "tree": reports.tree_hash(suite), "gpu": torch.cuda.get_device_name(0), "driver": gpu_state("driver_version"),
-              "cuda": torch.version.cuda, "torch": torch.__version__, "date": datetime.date.today().isoformat(),
-              "command": os.environ.get("INGOT_COMMAND", f"python3 bench/peers/gpu_{suite}.py"), "seconds": round(time.monotonic() - _STARTED), "ceilings": ceiling, **extra,
-              **({"incomplete": f"{missing} of {cases} cases were not measured"} if missing else {}), "results": results}
-    path = reports.RESULTS / gpu_folder() / f"{suite}.json"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
-    if missing:
-        return report
-    for problem in reports.problems_of(report):
-        print(f"problem: {problem}")
-    print(f"wrote {path.relative_to(ROOT)}")
-    return report
+def print_end(report):
+    for line in report.end():
+        print(line, flush=True)
+
+
+def measure_each(report, ceilings_of, measure, said, **more):
+    """Measures the missing cases that fit into the time. ceilings_of() is called before the first; measure(case, ceiling) returns a row or yields the case's rows;
+    said(row) is a line of the output, after which the seconds of the case follow; more: further entries of the report."""
+    if report.fitting():
+        ceiling = ceilings_of()
+        print("ceilings:", {k: round(v, 3) for k, v in ceiling.items()}, flush=True)
+        torch.cuda.empty_cache()
+        describe(report, ceiling, **more)
+        for case in report.each():
+            found = measure(case, ceiling)
+            say_case(report, [found] if isinstance(found, dict) else list(found), said)
+            torch.cuda.empty_cache()
+    print_end(report)
+
+
+def say_case(report, rows, said, **of_add):
+    """Adds a case to the report and prints its rows, the last one with the seconds of the case."""
+    seconds = report.add(rows, **of_add)
+    lines = [said(row) for row in rows]
+    print("\n".join(lines) + f"  [{seconds:.1f} s]", flush=True)
 
 
 def program_options(case="case"):
@@ -384,8 +390,9 @@ def gpu_counts(suite, options):
 
 
 def picked(cases, options, label):
-    """The cases selected by --quick and --only."""
-    return [case for case in (cases[:1] if options.quick else cases) if not options.only or options.only in label(case)]
+    """The cases selected by --quick, by default the first one, and by --only: those whose label holds its text, or one of several (A|B)."""
+    first = getattr(options, "of_quick", 1)
+    return [case for case in (cases[:first] if options.quick else cases) if not options.only or any(text in label(case) for text in options.only.split("|"))]
 
 
 def run_suite(suite, cases, quick, measure, sweep_case, notes, origin=None):
@@ -411,14 +418,13 @@ def run_suite(suite, cases, quick, measure, sweep_case, notes, origin=None):
 
     def label(case):
         return f"{case.name} {' x '.join(str(n) for n in case.shape)} {case.dtype}"
-    chosen = [c for c in (quick if options.quick else cases) if not options.only or any(part in label(c) for part in options.only.split("|"))]
     width = max(len(label(c)) for c in cases)
-    ceiling = ceilings(native)
-    print("ceilings:", {k: round(v, 3) for k, v in ceiling.items()}, flush=True)
+    chosen = quick if options.quick else cases
+    options.of_quick = len(quick)
 
     if options.sweep:
-        table = {}
-        for case in chosen:
+        table, ceiling = {}, ceilings(native)
+        for case in picked(chosen, options, label):
             timed, error, tolerance = sweep_case(case, native, l2_bytes)
             limit = case.bytes / ceiling["copy_TBps"] * 1e-6
             table[label(case)] = timed
@@ -430,18 +436,13 @@ def run_suite(suite, cases, quick, measure, sweep_case, notes, origin=None):
 
     liger = import_liger(options.liger)
     library = origin[1](options.origin, pathlib.Path(options.native).parent) if origin and options.origin else None
-    results, before = begun(suite, options, len(chosen)), gpu_state()
-    for case in chosen[len(results):]:
-        r = measure(case, native, l2_bytes, ceiling["copy_TBps"], liger, library)
-        results.append(r)
-        torch.cuda.empty_cache()
-        print(f"{label(case):{width}} ours {r['ours_us']:8.2f} us  {100 * r['limit_us'] / r['ours_us']:3.0f} % of copy  "
-              + "  ".join(f"{p} {us:.2f} ({us / r['ours_us']:.2f}x)" for p, us in r["peers"].items())
-              + f"  error {r['error']:.1e} <= {r['tolerance']:.1e}  {r['absent'] or ''}", flush=True)
-        if not (options.only or options.quick):
-            write_report(suite, results, ceiling,
-                         {"clocks": {"fields": "SM MHz, memory MHz, W, C", "before": before, "after": gpu_state()}, "notes": notes},
-                         cases=len(chosen))
+
+    def said(r):
+        return (f"{r['case']:{width}} ours {r['ours_us']:8.2f} us  {100 * r['limit_us'] / r['ours_us']:3.0f} % of copy  "
+                + "  ".join(f"{p} {us:.2f} ({us / r['ours_us']:.2f}x)" for p, us in r["peers"].items())
+                + f"  error {r['error']:.1e} <= {r['tolerance']:.1e}  {r['absent'] or ''}")
+    measure_each(begin(suite, options, chosen, label), lambda: ceilings(native),
+                 lambda case, ceiling: measure(case, native, l2_bytes, ceiling["copy_TBps"], liger, library), said, notes=notes)
 
 
 def l2_bytes():
@@ -464,19 +465,13 @@ def run_products(suite, cases, quick, measure, label, liger=False):
     options = parser.parse_args()
     torch.manual_seed(0)
     native = Native(options.native)
-    ceiling = ceilings(native)
-    print("ceilings:", {k: round(v, 3) for k, v in ceiling.items()}, flush=True)
+    options.of_quick = quick
     libraries = [import_liger(options.liger)] if liger else []
-    chosen = [c for c in (cases[:quick] if options.quick else cases) if not options.only or options.only in label(c)]
-    width, results, before = max(len(label(c)) for c in cases), begun(suite, options, len(chosen)), gpu_state()
-    for case in share(chosen[len(results):]):
-        r = measure(case, native, ceiling, *libraries)
-        results.append(r)
-        torch.cuda.empty_cache()
-        print(f"{label(case):{width}} ours {r['ours_us']:8.1f} us {case.flops / r['ours_us'] * 1e-6:4.0f} TFLOP/s  "
-              + "  ".join(f"{p} {us:.1f} ({us / r['ours_us']:.3f}x)" for p, us in r["peers"].items())
-              + f"  error {r['error']:.1e} <= {r['tolerance']:.1e}  {r.get('absent') or ''}"
-              + "".join(f"  {p} {b / 1e9:.2f} GB" for p, b in r.get("memory_bytes", {}).items()), flush=True)
-        if not (options.only or options.quick or SHARE):
-            write_report(suite, results, ceiling, {"clocks": {"fields": "SM MHz, memory MHz, W, C", "before": before, "after": gpu_state()}},
-                         cases=len(chosen))
+    width, flops = max(len(label(c)) for c in cases), {label(c): c.flops for c in cases}
+
+    def said(r):
+        return (f"{r['case']:{width}} ours {r['ours_us']:8.1f} us {flops[r['case']] / r['ours_us'] * 1e-6:4.0f} TFLOP/s  "
+                + "  ".join(f"{p} {us:.1f} ({us / r['ours_us']:.3f}x)" for p, us in r["peers"].items())
+                + f"  error {r['error']:.1e} <= {r['tolerance']:.1e}  {r.get('absent') or ''}"
+                + "".join(f"  {p} {b / 1e9:.2f} GB" for p, b in r.get("memory_bytes", {}).items()))
+    measure_each(begin(suite, options, cases, label), lambda: ceilings(native), lambda case, ceiling: measure(case, native, ceiling, *libraries), said)

@@ -15,8 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch._inductor import select_algorithm
 
-from gpu_common import (SHARE, Native, add_peers, add_wheels, begun, captured, ceilings, gpu_state, import_liger, import_peer, interleaved, peak_beside, pointer,
-                        relative_error, share, stream, write_report)
+from gpu_common import (Native, add_peers, add_wheels, begin, captured, ceilings, import_liger, import_peer, interleaved, measure_each, peak_beside, pointer, relative_error,
+                        stream)
 
 SOFTCAP = 30.0
 
@@ -178,27 +178,21 @@ def main():
     parser.add_argument("--liger", help="a wheel of Liger-Kernel, where it is not installed")
     add_wheels(parser)
     parser.add_argument("--only", help="only cases whose shape or name holds this, and no report")
-    parser.add_argument("--quick", action="store_true", help="the second case, and no report")
+    parser.add_argument("--quick", action="store_true", help="the first case, and no report")
     options = parser.parse_args()
     torch.manual_seed(0)
     select_algorithm.PRINT_AUTOTUNE = False
     native = Native(options.native)
-    ceiling, liger = ceilings(native), import_liger(options.liger)
-    chosen = [c for c in (cases()[1:2] if options.quick else cases())
-              if not options.only or options.only in f"{c.rows} x {c.features} x {c.vocab}, {c.name}"]
-    results, before = begun("cross_entropy", options, len(chosen)), gpu_state()
-    for case in share(chosen[len(results):]):
-        r = measure(case, native, ceiling, liger)
-        results.append(r)
-        torch.cuda.empty_cache()
-        print(f"{case.rows} x {case.features} x {case.vocab}{', no softcap' * (not case.softcap)}{', beside Liger' * case.beside_liger}: "
-              f"ours {r['ours_us']:8.1f} us {case.flops / r['ours_us'] * 1e-6:4.0f} TFLOP/s  "
-              + "  ".join(f"{p} {us:.1f} ({us / r['ours_us']:.3f}x)" for p, us in r["peers"].items())
-              + "  memory " + ", ".join(f"{p} {b / 1e9:.2f} GB" for p, b in r["memory_bytes"].items())
-              + f"  error {r['error']:.1e} <= {r['tolerance']:.1e}  {r.get('absent') or ''}", flush=True)
-        if not (options.only or options.quick or SHARE):
-            write_report("cross_entropy", results, ceiling,
-                         {"clocks": {"fields": "SM MHz, memory MHz, W, C", "before": before, "after": gpu_state()}}, cases=len(chosen))
+    liger = import_liger(options.liger)
+
+    def said(r):
+        rows, features, vocab = r["shape"]
+        return (f"{r['case']}: ours {r['ours_us']:8.1f} us {6 * rows * features * vocab / r['ours_us'] * 1e-6:4.0f} TFLOP/s  "
+                + "  ".join(f"{p} {us:.1f} ({us / r['ours_us']:.3f}x)" for p, us in r["peers"].items())
+                + "  memory " + ", ".join(f"{p} {b / 1e9:.2f} GB" for p, b in r["memory_bytes"].items())
+                + f"  error {r['error']:.1e} <= {r['tolerance']:.1e}  {r.get('absent') or ''}")
+    measure_each(begin("cross_entropy", options, cases(), lambda c: f"{c.rows} x {c.features} x {c.vocab}, {c.name}"), lambda: ceilings(native),
+                 lambda case, ceiling: measure(case, native, ceiling, liger), said)
 
 
 if __name__ == "__main__":

@@ -18,10 +18,8 @@ import pathlib
 import subprocess
 import tempfile
 
-import torch
-
 import synthetic_gguf
-from gpu_common import Native, ceilings, gpu_state, parsed, picked, program_options, write_report
+from gpu_common import Native, begin, ceilings, measure_each, parsed, program_options
 
 # For each model the measurements of one process: contexts, whole answers (tokens of the prompt and of the answer), sequences per pass, grid barriers.
 # `sampled`: tokens through the decoder, at the first of the contexts.
@@ -40,6 +38,10 @@ def label(model):
     if model["size"][0].isdigit():
         return f"gpt-oss-{model['size']}, {model['dense']} dense"
     return f"{model['size']}, {model['dense']}"
+
+
+def case_name(model):
+    return label(model) + ("" if "contexts" in model else ", several sequences")
 
 
 def listed(numbers):
@@ -114,10 +116,6 @@ def said(r):
     return text + "".join(f", {p} absent: {why}" for p, why in r.get("absent", {}).items())
 
 
-def count(model):  # a bf16 head is also measured with the int8 prefilter
-    return (2 if model["dense"] == "bf16" else 1) * len(model.get("contexts", ())) + len(model.get("answers", ())) + (len(SAMPLED) if model.get("sampled") else 0) + sum(n > 1 for n in model.get("sequences", ())) + (2 if model.get("grid_barriers") else 0)
-
-
 RIVAL = "llama.cpp"
 RIVAL_FORMS = {"bf16": "bf16", "fp8": "q8_0"}
 
@@ -152,21 +150,16 @@ def main():
     parser.add_argument("--llama-bench", type=pathlib.Path, help="llama.cpp's program, built with CUDA: a peer at 20B shapes")
     parser.add_argument("--folder", default="/dev/shm", help="where its GGUFs of 14 GB are written (default: /dev/shm)")
     options = parsed(parser)
-    ceiling = ceilings(Native(options.native))
-    torch.cuda.empty_cache()
-    chosen = picked(MODELS, options, label)
-    results, before = [], gpu_state()
-    for model in chosen:
+
+    def measure(model, _):
         for r in rows(model, ask(model, options.ingot)):
             if "token" in r:
                 case = {**model, "context": r["shape"][0]}
                 if case["size"] == "20b" and case["context"] == 1024 and case["dense"] in RIVAL_FORMS:
                     with tempfile.TemporaryDirectory(dir=options.folder) as folder:
                         add_rival(r, case, options.llama_bench, folder)
-            results.append(r)
-            print(said(r), flush=True)
-        if not (options.only or options.quick):
-            write_report("decode", results, ceiling, {"clocks": {"fields": "SM MHz, memory MHz, W, C", "before": before, "after": gpu_state()}}, cases=sum(map(count, chosen)))
+            yield r
+    measure_each(begin("decode", options, MODELS, case_name), lambda: ceilings(Native(options.native)), measure, said)
 
 
 if __name__ == "__main__":

@@ -15,9 +15,7 @@ of this GPU's part to the arrival of all parts (`last_exchange_us`: on the last 
 import json
 import subprocess
 
-import torch
-
-from gpu_common import Native, add_gpu_counts, ceilings, gpu_counts, gpu_state, parsed, picked, program_options, write_report
+from gpu_common import Native, add_gpu_counts, begin, ceilings, gpu_counts, measure_each, parsed, program_options
 
 CASES = [dict(size=size, dense=dense, split=split) for size, dense, split in
          (("120b", "bf16", "tensor"), ("120b", "fp8", "tensor"), ("120b", "mxfp4", "tensor"), ("20b", "bf16", "tensor"),
@@ -28,10 +26,6 @@ CONTEXT, LENGTHS = 1024, (100, 1024, 2048, 4096)
 
 def label(case, gpus):
     return f"gpt-oss-{case['size']}, {case['dense']} dense, {gpus} GPUs, {case['split']}"
-
-
-def rows_of(case):  # a bf16 head is also measured with the int8 prefilter
-    return 2 if case["dense"] == "bf16" else 1
 
 
 def run(program, case, counts, ingot, *more):
@@ -64,17 +58,16 @@ def measure_prompts(case, counts, ingot, ceiling):
                "ours_us": 1e3 * p["p50_ms"], "peers": {"one GPU": 1e3 * p["one_gpu_ms"]}, "limit_us": limit, "best_us": 1e3 * p["best_ms"]}
 
 
-def say(r):
+def said(r):
     exchange = ("" if "exchange_idle" not in r else
                 f"; an exchange {r['exchange_idle']['exchange_us'] - r['exchange_idle']['grid_barrier_us']:.2f} us more than a grid barrier, under load "
                 f"{r['exchange_loaded']['exchange_us'] - r['exchange_loaded']['grid_barrier_us']:.2f}")
-    print(f"{r['name']:76} {r['ours_us'] / 1e3:.3f} ms a token, {r['ours_us'] / r['peers']['one GPU']:.3f} of one GPU's {r['peers']['one GPU'] / 1e3:.3f}{exchange}",
-          flush=True)
+    return f"{r['name']:76} {r['ours_us'] / 1e3:.3f} ms a token, {r['ours_us'] / r['peers']['one GPU']:.3f} of one GPU's {r['peers']['one GPU'] / 1e3:.3f}{exchange}"
 
 
-def say_prompt(r):
-    print(f"{r['name']:70} {r['shape'][0]:6} tokens: {r['ours_us'] / 1e3:.1f} ms, {r['ours_us'] / r['peers']['one GPU']:.3f} of one GPU's "
-          f"{r['peers']['one GPU'] / 1e3:.1f}", flush=True)
+def said_of_prompt(r):
+    return (f"{r['name']:70} {r['shape'][0]:6} tokens: {r['ours_us'] / 1e3:.1f} ms, {r['ours_us'] / r['peers']['one GPU']:.3f} of one GPU's "
+            f"{r['peers']['one GPU'] / 1e3:.1f}")
 
 
 def main():
@@ -84,26 +77,17 @@ def main():
     counts = gpu_counts("decode_gpus", options)
     if not counts:
         return
-    ceiling = ceilings(Native(options.native))
-    torch.cuda.empty_cache()
-    results, before = [], gpu_state()
 
-    def add(found, say):
-        for r in found:
-            results.append(r)
-            say(r)
-        if not (options.only or options.quick):
-            write_report("decode_gpus", results, ceiling, {"clocks": {"fields": "SM MHz, memory MHz, W, C", "before": before, "after": gpu_state()}},
-                         cases=len(counts) * (sum(rows_of(case) for case in CASES) + len(PROMPTS) * len(LENGTHS)))
+    def name(case):
+        prompts, case = case
+        return ("prompts, " if prompts else "") + "; ".join(label(case, gpus) for gpus in counts)
 
-    def chosen(cases):
-        for case in picked(cases, options, lambda case: "; ".join(label(case, gpus) for gpus in counts)):
-            yield case, [gpus for gpus in counts if not options.only or options.only in label(case, gpus)]
-
-    for case, gpus in chosen(CASES):
-        add(measure(case, gpus, options.ingot), say)
-    for case, gpus in chosen(PROMPTS):
-        add(measure_prompts(case, gpus, options.ingot, ceiling), say_prompt)
+    def measured(case, ceiling):
+        prompts, case = case
+        gpus = [n for n in counts if not options.only or options.only in label(case, n)]
+        return measure_prompts(case, gpus, options.ingot, ceiling) if prompts else measure(case, gpus, options.ingot)
+    cases = [*((False, case) for case in CASES), *((True, case) for case in PROMPTS)]
+    measure_each(begin("decode_gpus", options, cases, name), lambda: ceilings(Native(options.native)), measured, lambda r: said_of_prompt(r) if "to the first token" in r["name"] else said(r))
 
 
 if __name__ == "__main__":

@@ -17,13 +17,12 @@ import tempfile
 
 import torch
 
-from gpu_common import Native, begun, ceilings, gpu_state, parsed, picked, program_options, write_report
+from gpu_common import Native, begin, ceilings, measure_each, parsed, program_options
 
 MODELS = [dict(size="120b", dense="bf16"), dict(size="20b", dense="bf16")]
 CONTEXT, TOKENS = 1024, 512
 LENGTHS, ACCEPTED = "3,7", "80"
 WITHOUT = "no drafts"  # as `ingot bench draft` names the case
-CASES = 7
 # A head of GPT-OSS as published: numbers, and the matrices that a guess multiplies (fc is multiplied once a token of the model).
 HEAD = dict(architectures=["LlamaForCausalLMEagle3"], model_type="llama", hidden_size=2880, intermediate_size=17280, num_hidden_layers=1, num_attention_heads=64,
             num_key_value_heads=8, head_dim=64, rms_norm_eps=1e-5, hidden_act="silu", vocab_size=201088, draft_vocab_size=32000, rope_theta=10000.0)
@@ -90,28 +89,17 @@ def heads_of(options, model, read_TBps):
         for form in HEAD_FORMATS:
             drafts = ask(options.ingot, "draft", model, "--tokens", "16", "--lengths", "7", "--draft", directory, "--draft-dense", form)
             found.append(head_row(model, form, drafts["guess_cost"], numbers, read_TBps))
-            print(said_of_head(found[-1]), flush=True)
     return found
 
 
 def main():
     options = parsed(program_options("model"))
-    ceiling = ceilings(Native(options.native))
-    torch.cuda.empty_cache()
-    chosen = picked(MODELS, options, label)
-    before = gpu_state()
-    cases = (CASES + len(HEAD_FORMATS)) * len(chosen)
-    results = begun("draft", options, cases)
-    measured = [r["name"] for r in results]  # of whole models: a report is written after each
-    for model in (m for m in chosen if not any(name.startswith(f"{label(m)}, ") for name in measured)):
+
+    def measure(model, ceiling):
         alone = ask(options.ingot, "decode", model, "--tokens", "20", "--megakernel", "--kernels-alone")
         drafts = ask(options.ingot, "draft", model, "--tokens", str(TOKENS), "--lengths", LENGTHS, "--accepted", ACCEPTED)
-        for r in rows(model, drafts, alone["token_bytes"], ceiling["read_TBps"]):
-            results.append(r)
-            print(said(r), flush=True)
-        results += heads_of(options, model, ceiling["read_TBps"])
-        if not (options.only or options.quick):
-            write_report("draft", results, ceiling, {"clocks": {"fields": "SM MHz, memory MHz, W, C", "before": before, "after": gpu_state()}}, cases=cases)
+        return [*rows(model, drafts, alone["token_bytes"], ceiling["read_TBps"]), *heads_of(options, model, ceiling["read_TBps"])]
+    measure_each(begin("draft", options, MODELS, label), lambda: ceilings(Native(options.native)), measure, lambda r: said(r) if "tokens_per_step" in r else said_of_head(r))
 
 
 if __name__ == "__main__":

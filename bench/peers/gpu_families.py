@@ -20,7 +20,7 @@ import torch
 
 import gpu_decode
 import synthetic_gguf
-from gpu_common import IN_MEMORY, Child, Native, ceilings, gpu_state, parsed, picked, program_options, turn, write_report
+from gpu_common import IN_MEMORY, LATE, Child, Native, begin, ceilings, parsed, print_end, program_options, say_case, describe, turn
 
 CONTEXT = 1024  # of the peers, the first context of each model
 MODELS = [dict(size="llama-3.2-1b", dense="bf16", dtype="bf16", contexts=(CONTEXT, 8192), sampled=True, answers=((32, 128),)),
@@ -54,18 +54,16 @@ def add_compiled(row, found, reason):
         row["peers"][COMPILED] = found["us"]
 
 
-def main():
-    parser = program_options("model")
-    parser.add_argument("--limit", type=float, default=240, help="seconds that all peers together may take (default 240)")
-    parser.add_argument("--llama-bench", type=pathlib.Path, help="llama.cpp's program, built with CUDA: a peer of the dense models")
-    parser.add_argument("--folder", default=IN_MEMORY, help="where its GGUFs of up to 8 GB are written (default: memory)")
-    options = parsed(parser)
-    ceiling = ceilings(Native(options.native))
-    torch.cuda.empty_cache()
-    chosen = picked(MODELS, options, gpu_decode.label)
-    results, before = [], gpu_state()
-    compiled = measure_compiled(chosen, options.limit)
-    for model in chosen:
+def measure(report, options):
+    """Measures the missing models that fit into the time together. The seconds of a model include its share of the time in which all peers compile."""
+    names = report.fitting()
+    begun, limit = report.now(), report.at_most(options.limit)
+    compiled = measure_compiled([report.cases[name] for name in names], limit)
+    of_peers = (report.now() - begun) / len(names)
+    for name in names:
+        model, begun = report.cases[name], report.now()
+        if compiled[model["size"]][1] == LATE and limit < options.limit:
+            continue  # the time of this call was too short for the peer, not the peer too slow
         rows = gpu_decode.rows(model, gpu_decode.ask(model, options.ingot))
         for r in rows:
             if r["name"].endswith("greedy, through the decoder"):
@@ -73,11 +71,21 @@ def main():
                 if model["size"] in synthetic_gguf.FAMILIES:
                     with tempfile.TemporaryDirectory(dir=options.folder) as folder:
                         gpu_decode.add_rival(r, {**model, "context": CONTEXT}, options.llama_bench, folder)
-            results.append(r)
-            print(gpu_decode.said(r), flush=True)
-        if not (options.only or options.quick):
-            write_report("families", results, ceiling, {"clocks": {"fields": "SM MHz, memory MHz, W, C", "before": before, "after": gpu_state()}},
-                         cases=sum(map(gpu_decode.count, chosen)))
+        say_case(report, rows, gpu_decode.said, name=name, seconds=of_peers + report.now() - begun)
+
+
+def main():
+    parser = program_options("model")
+    parser.add_argument("--limit", type=float, default=240, help="seconds that all peers together may take (default 240)")
+    parser.add_argument("--llama-bench", type=pathlib.Path, help="llama.cpp's program, built with CUDA: a peer of the dense models")
+    parser.add_argument("--folder", default=IN_MEMORY, help="where its GGUFs of up to 8 GB are written (default: memory)")
+    options = parsed(parser)
+    report = begin("families", options, MODELS, gpu_decode.label)
+    if report.fitting():
+        describe(report, ceilings(Native(options.native)))
+        torch.cuda.empty_cache()
+        measure(report, options)
+    print_end(report)
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ import sys
 import tempfile
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
-from gpu_common import IN_MEMORY, Native, begun, ceilings, gpu_state, parsed, picked, program_options, write_report  # noqa: E402
+from gpu_common import IN_MEMORY, Native, begin, ceilings, measure_each, parsed, program_options  # noqa: E402
 from train_runs import PRESET, in_turn, median_of, write_data  # noqa: E402
 
 DRAWS = {"greedy": ["--temperature", "0"], "sampled": ["--temperature", "0.8"]}
@@ -79,23 +79,19 @@ def options_of():
 
 def main():
     options = options_of()
-    ceiling, before = ceilings(Native(options.native)), gpu_state()
-    chosen = picked(CASES, options, label)
-    results, runs = begun("generate", options, len(chosen)), {}
-    machine = json.loads(run(options, "doctor", "--json"))
+    machine, runs = json.loads(run(options, "doctor", "--json")), {}
     with tempfile.TemporaryDirectory(dir=IN_MEMORY) as temporary:
-        for case in chosen[len(results):]:
+        def measured(case, ceiling):
             model = case[0]
             if model not in runs:
                 folder = pathlib.Path(temporary) / model
                 folder.mkdir()
                 runs[model] = make_run(options, model, folder)
-            r = measure(case, options, runs[model], ceiling)
-            results.append(r)
-            print(f"{r['name']}, {case[2]} tokens: " + ", ".join(f"{name} {rate:,.0f} tokens/s" for name, rate in r["tokens_per_second"].items()), flush=True)
-            if not (options.only or options.quick):
-                write_report("generate", results, ceiling, {"cpu": machine["cpu"], "clocks": {
-                    "fields": "SM MHz, memory MHz, W, C", "before": before, "after": gpu_state()}}, cases=len(chosen))
+            return measure(case, options, runs[model], ceiling)
+
+        def said(r):
+            return f"{r['name']}, {r['shape'][0]} tokens: " + ", ".join(f"{name} {rate:,.0f} tokens/s" for name, rate in r["tokens_per_second"].items())
+        measure_each(begin("generate", options, CASES, label), lambda: ceilings(Native(options.native)), measured, said, cpu=machine["cpu"])
 
 
 if __name__ == "__main__":

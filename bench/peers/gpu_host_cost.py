@@ -44,39 +44,44 @@ def ceilings():
     return {"copy_TBps": 2 * bytes_ / us["copy"] * 1e-6, "read_TBps": bytes_ / us["read"] * 1e-6, "bf16_TFLOPs": 2 * 8192**3 / us["matmul"] * 1e-6}
 
 
-def cases():
-    """(name, shape, dtype, ours, peer module, input)."""
-    x = torch.randn(8, 256, device="cuda", dtype=torch.bfloat16)
+def norm():
     theirs = nn.RMSNorm(256, eps=1e-5, device="cuda", dtype=torch.bfloat16)
-    yield "RMSNorm", [8, 256], "bf16", ingot.nn.RMSNorm(256, eps=1e-5, device="cuda", dtype=torch.bfloat16), theirs, x
-    for layers in (3, 5):
-        linears = [m for _ in range(layers) for m in (nn.Linear(128, 128, bias=False), nn.Softplus())][:-1]
-        plain = nn.Sequential(*linears).cuda().half()
-        yield f"MLP of {layers} layers", [64, 128, layers], "f16", ingot.nn.FusedMLP.from_sequential(plain), plain, torch.randn(
-            64, 128, device="cuda", dtype=torch.float16)
+    return ingot.nn.RMSNorm(256, eps=1e-5, device="cuda", dtype=torch.bfloat16), theirs, torch.randn(8, 256, device="cuda", dtype=torch.bfloat16)
 
 
-def main():
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--no-report", action="store_true", help="print only")
-    options = parser.parse_args()
-    results = []
-    for name, shape, dtype, ours, theirs, x in cases():
-        torch._dynamo.reset()
-        compiled = torch.compile(theirs, fullgraph=True)  # the choice of kernels does not affect the host
-        with torch.no_grad():
-            oracle = theirs.double()(x.double())
-            theirs.to(x.dtype)
-            error = ((ours(x).double() - oracle).abs().max() / oracle.abs().max()).item()
-        for grad in (False, True):
-            with torch.set_grad_enabled(grad):
-                us = host_us({"ours": lambda: ours(x), "torch_eager": lambda: theirs(x), "torch_compile": lambda: compiled(x)})
-            limit = GRAD_US if grad else NO_GRAD_US
-            label = name + (", recording for backward" if grad else "")
-            results.append({"name": label, "shape": shape, "dtype": dtype, "ours_us": us.pop("ours"), "peers": us, "limit_us": limit,
-                            "error": error, "tolerance": 12 * 2.0 ** (-8 if dtype == "bf16" else -11)})
-            print(f"{label}: ours {results[-1]['ours_us']:.2f} us (limit {limit}), " + ", ".join(f"{k} {v:.2f}" for k, v in us.items()))
-    # The parts of Ingot's call, to locate the time.
+def mlp(layers):
+    linears = [m for _ in range(layers) for m in (nn.Linear(128, 128, bias=False), nn.Softplus())][:-1]
+    theirs = nn.Sequential(*linears).cuda().half()
+    return ingot.nn.FusedMLP.from_sequential(theirs), theirs, torch.randn(64, 128, device="cuda", dtype=torch.float16)
+
+
+# (name, shape, dtype, function that makes Ingot's module, the peer and the input)
+CASES = [("RMSNorm", [8, 256], "bf16", norm), *((f"MLP of {layers} layers", [64, 128, layers], "f16", lambda layers=layers: mlp(layers)) for layers in (3, 5))]
+
+
+def measure(case, _):
+    """The rows of a case: without and with recording for a backward pass."""
+    name, shape, dtype, made = case
+    ours, theirs, x = made()
+    torch._dynamo.reset()
+    compiled = torch.compile(theirs, fullgraph=True)  # the choice of kernels does not affect the host
+    with torch.no_grad():
+        oracle = theirs.double()(x.double())
+        theirs.to(x.dtype)
+        error = ((ours(x).double() - oracle).abs().max() / oracle.abs().max()).item()
+    for grad in (False, True):
+        with torch.set_grad_enabled(grad):
+            us = host_us({"ours": lambda: ours(x), "torch_eager": lambda: theirs(x), "torch_compile": lambda: compiled(x)})
+        yield {"name": name + (", recording for backward" if grad else ""), "shape": shape, "dtype": dtype, "ours_us": us.pop("ours"), "peers": us,
+               "limit_us": GRAD_US if grad else NO_GRAD_US, "error": error, "tolerance": 12 * 2.0 ** (-8 if dtype == "bf16" else -11)}
+
+
+def said(r):
+    return f"{r['name']}: ours {r['ours_us']:.2f} us (limit {r['limit_us']}), " + ", ".join(f"{k} {v:.2f}" for k, v in r["peers"].items())
+
+
+def parts_of_a_call():
+    """The parts of Ingot's call, to locate the time."""
     x, w = torch.randn(8, 256, device="cuda", dtype=torch.bfloat16), torch.ones(256, device="cuda", dtype=torch.bfloat16)
     y = torch.empty_like(x)
     with torch.no_grad():
@@ -87,9 +92,21 @@ def main():
             "function": lambda: ingot.functional.rms_norm(x, w, 1e-5),
             "operator": lambda: torch.ops.ingot.rms_norm(x, w, 1e-5, False),
         })
-    print("parts: " + ", ".join(f"{k} {v:.2f}" for k, v in parts.items()))
-    if not options.no_report:
-        gpu_common.write_report("host_cost", results, ceilings(), {"parts_us": parts})
+    print("parts: " + ", ".join(f"{k} {v:.2f}" for k, v in parts.items()), flush=True)
+    return parts
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--no-report", action="store_true", help="print only")
+    options = parser.parse_args()
+    options.only, options.quick, options.of_quick = None, options.no_report, None
+    report = gpu_common.begin("host_cost", options, CASES, lambda case: case[0])
+    if report.fitting():
+        parts = parts_of_a_call()
+        gpu_common.measure_each(report, ceilings, measure, said, parts_us=parts)
+    else:
+        gpu_common.print_end(report)
 
 
 if __name__ == "__main__":

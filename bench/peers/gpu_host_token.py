@@ -16,7 +16,7 @@ import tempfile
 
 import torch
 
-from gpu_common import IN_MEMORY, Native, ceilings, gpu_state, median, parsed, picked, program_options, write_report
+from gpu_common import IN_MEMORY, Native, begin, ceilings, median, parsed, print_end, program_options, say_case, describe
 from gpu_serve import free_port, running
 
 SIZE, PROMPT, TOKENS = "20b", 1024, 1000
@@ -76,8 +76,9 @@ def python(options, names, seed):
                                                                 sampling={name: SAMPLING[name] for name in names})))
 
 
-def measure(options, names, folder):
-    """Milliseconds of a token by sampling and place, and of the kernels alone."""
+def measure(report, options, folder):
+    """The missing cases that fit into the time together, in turn: a server and a Python process serve all of them. The seconds of a case are an equal share."""
+    begun, names = report.now(), report.fitting()
     kernels, decoder = kernels_and_decoder(options)
     seen = {name: {"decoder": [decoder[name]]} for name in names}
     port = free_port()
@@ -88,7 +89,9 @@ def measure(options, names, folder):
                 for place, ms in (("generate", generate(options, SAMPLING[name], seed, folder)), ("a client of serve", client(options, SAMPLING[name], 100 * seed + i, url)),
                                   ("Python, generate()", 1e3 * in_python[name]["generate"]), ("Python, stream()", 1e3 * in_python[name]["stream"])):
                     seen[name].setdefault(place, []).append(ms)
-    return kernels, seen
+    seconds = (report.now() - begun) / len(names)
+    for name in names:
+        say_case(report, list(rows_of(kernels, {name: seen[name]})), said, name=name, seconds=seconds)
 
 
 def rows_of(kernels, seen):
@@ -98,20 +101,22 @@ def rows_of(kernels, seen):
                    "limit_us": 1e3 * kernels[name], "rounds_us": [1e3 * x for x in ms]}
 
 
+def said(r):
+    return f"{r['name']:56} {r['ours_us'] / 1e3:7.4f} ms, {100 * (r['ours_us'] / r['limit_us'] - 1):5.1f} % over the kernels alone ({r['limit_us'] / 1e3:.4f} ms)"
+
+
 def main():
     parser = program_options("sampling")
     parser.add_argument("--rounds", type=int, default=3)
     options = parsed(parser)
     options.device, options.vocab = "cuda", 199998
-    ceiling, before = ceilings(Native(options.native)), gpu_state()
-    torch.cuda.empty_cache()
-    names = picked(list(SAMPLING), options, str)
-    with tempfile.TemporaryDirectory(dir=IN_MEMORY) as folder:
-        results = list(rows_of(*measure(options, names, folder)))
-    for r in results:
-        print(f"{r['name']:56} {r['ours_us'] / 1e3:7.4f} ms, {100 * (r['ours_us'] / r['limit_us'] - 1):5.1f} % over the kernels alone ({r['limit_us'] / 1e3:.4f} ms)", flush=True)
-    if not (options.only or options.quick):
-        write_report("host_token", results, ceiling, {"clocks": {"fields": "SM MHz, memory MHz, W, C", "before": before, "after": gpu_state()}}, cases=len(results))
+    report = begin("host_token", options, list(SAMPLING), str)
+    if report.fitting():
+        describe(report, ceilings(Native(options.native)))
+        torch.cuda.empty_cache()
+        with tempfile.TemporaryDirectory(dir=IN_MEMORY) as folder:
+            measure(report, options, folder)
+    print_end(report)
 
 
 if __name__ == "__main__":

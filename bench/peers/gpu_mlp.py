@@ -20,7 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch._inductor import select_algorithm
 
-from gpu_common import DTYPES, SHARE, Native, begun, captured, ceilings, gpu_state, interleaved, pointer, share, stream, write_report
+from gpu_common import DTYPES, Native, begin, captured, ceilings, interleaved, measure_each, pointer, stream
 
 
 @dataclasses.dataclass
@@ -324,30 +324,18 @@ def main():
     torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
     native = Native(options.native)
     l2_bytes = torch.cuda.get_device_properties(0).L2_cache_size
-    ceiling = ceilings(native)
-    print("ceilings:", {k: round(v, 3) for k, v in ceiling.items()}, flush=True)
     origin = Origin(pathlib.Path(options.origin).resolve()) if options.origin else None
     tiny = TinyCudaNN(options.tiny) if options.tiny else None
-    every = list(cases())
-    options.quick = options.no_compile
-    results, before = list(begun("mlp", options, len(every))), gpu_state()
-    for case in share(every[len(results):]):
-        label = f"{case.name} {case.rows} x {case.width} {case.dtype}"
-        if options.only and options.only not in label:
-            continue
-        r = measure(case, native, l2_bytes, ceiling, origin, tiny, not options.no_compile)
-        results.append(r)
-        torch.cuda.empty_cache()
-        print(f"{label:62} ours {r['ours_us']:8.2f} us  {100 * r['limit_us'] / r['ours_us']:3.0f} % of the limit  "
-              + "  ".join(f"{p} {us:.2f} ({us / r['ours_us']:.2f}x)" for p, us in r["peers"].items())
-              + f"  error {r['error']:.1e} <= {r['tolerance']:.1e} ({r['error_of']})"
-              + "".join(f"  {p} absent: {why}" for p, why in r.get("absent", {}).items()), flush=True)
-        if not (options.no_compile or options.only or SHARE):
-            write_report("mlp", results, ceiling,
-                         {"clocks": {"fields": "SM MHz, memory MHz, W, C", "before": before, "after": gpu_state()},
-                          "notes": "limit: per pass the larger of products at bf16_TFLOPs and traffic at copy_TBps; "
-                                   "absent peers carry their reason"},
-                         cases=len(every))
+    options.quick, options.of_quick = options.no_compile, None  # all cases, and no report
+
+    def said(r):
+        return (f"{r['case']:62} ours {r['ours_us']:8.2f} us  {100 * r['limit_us'] / r['ours_us']:3.0f} % of the limit  "
+                + "  ".join(f"{p} {us:.2f} ({us / r['ours_us']:.2f}x)" for p, us in r["peers"].items())
+                + f"  error {r['error']:.1e} <= {r['tolerance']:.1e} ({r['error_of']})"
+                + "".join(f"  {p} absent: {why}" for p, why in r.get("absent", {}).items()))
+    measure_each(begin("mlp", options, list(cases()), lambda case: f"{case.name} {case.rows} x {case.width} {case.dtype}"), lambda: ceilings(native),
+                 lambda case, ceiling: measure(case, native, l2_bytes, ceiling, origin, tiny, not options.no_compile), said,
+                 notes="limit: per pass the larger of products at bf16_TFLOPs and traffic at copy_TBps; absent peers carry their reason")
 
 
 if __name__ == "__main__":

@@ -10,17 +10,18 @@ median of 20 steps after 5, the memory the peak of PyTorch's allocator. error: t
 it is, in the same seed; the tolerance of 1 % allows for bf16 activations that are rounded in other places. The limit is the time of the products
 alone (6 operations per weight and token, 12 per visible pair, head and width of attention) at the rate of a large product in the same run.
 
-Compilers take minutes for a model of many layers, so that both models need more than ten minutes. The compiled variants of all models are measured last, the report is
-written after each variant, and --continue of gpu.py measures only the variants that the report lacks.
+A case of the report is a model with all variants, because the rows of a model share their peers, and a row's peers are measured in the same call. Compilers take minutes
+for a model of many layers: with gpu.py --warm 2 two processes compile the variants of both models first, and --continue measures the model that a call had no time for.
 """
 import argparse
 import json
+import math
 import sys
 import time
 
 import torch
 
-from gpu_common import Child, Native, begun, ceilings, gpu_folder, gpu_state, import_liger, median, reports, write_report
+from gpu_common import LATE, SHARE, Child, Native, begin, ceilings, import_liger, measure_each, median, share
 
 SHAPES = {
     "Llama-3.2-1B": ("Llama", dict(vocab_size=128256, hidden_size=2048, intermediate_size=8192, num_hidden_layers=16, num_attention_heads=32, num_key_value_heads=8,
@@ -35,7 +36,6 @@ PEERS = {"torch_eager": "as it is", "torch_compile": "torch.compile", "liger": "
 OURS = {"patch": "", "patch_attention": ", attention too", "patch_compile": ", with torch.compile"}
 ORDER = ("torch_eager", "liger", "patch", "patch_attention", "torch_compile", "patch_compile")
 TOLERANCE = 1e-2
-NOT_YET = "the run ended before; gpu.py --continue measures it"
 
 
 def case_name(model, variant):
@@ -121,35 +121,56 @@ def measure_variant(model, variant, tiny, device, warm, timed):
             "p20_p80": [sorted(times)[len(times) // 5], sorted(times)[4 * len(times) // 5]]}
 
 
-def child(model, variant, options):
-    """The measurement in a process of its own: a result, or the reason for none."""
+def child(model, variant, options, seconds):
+    """The measurement in a process of its own, within so many seconds: a result, or the reason for none."""
     line = [sys.executable, __file__, "--device", options.device, "--model", model, "--variant", variant, *(["--tiny"] if options.tiny else []),
             *(["--liger", options.liger] if options.liger else [])]
-    return Child(line).end(time.monotonic() + options.limit)
+    return Child(line).end(time.monotonic() + seconds)
 
 
 def error_of(found, reference):
     return max(abs(a - b) / abs(b) for a, b in zip(found["losses"], reference["losses"]))
 
 
-def measured_before():
-    """{model: {variant: measurement or reason}} of the report that this run continues."""
-    path = reports.RESULTS / gpu_folder() / "models.json"
-    return json.loads(path.read_text(encoding="utf-8")).get("measured", {})
-
-
 def results_of(model, variants, found, rate):
     """A result for each of Ingot's variants that ran, from {variant: measurement or reason}."""
-    peers = {name: found[name] for name in PEERS if name in found and isinstance(found[name], dict)}
-    absent = {name: found.get(name, NOT_YET) for name in PEERS if not isinstance(found.get(name), dict)}
+    peers = {name: found[name] for name in PEERS if isinstance(found[name], dict)}
+    absent = {name: found[name] for name in PEERS if not isinstance(found[name], dict)}
     for variant in variants:
-        r = found.get(variant)
+        r = found[variant]
         if not isinstance(r, dict) or "torch_eager" not in peers:
             continue
         yield {"name": case_name(model, variant), "shape": list(BATCH[False]), "dtype": "bf16", "ours_us": r["us"], "peers": {name: p["us"] for name, p in peers.items()},
                "limit_us": r["flops"] / rate * 1e-6, "error": error_of(r, peers["torch_eager"]), "tolerance": TOLERANCE, "absent": absent,
                "memory_bytes": {"ours": r["memory"], **{name: p["memory"] for name, p in peers.items()}},
                "p20_p80_us": {"ours": r["p20_p80"], **{name: p["p20_p80"] for name, p in peers.items()}}}
+
+
+def measure(model, options, ceiling, until, now=time.monotonic):
+    """The rows of a model; a peer may be absent. Raises TimeoutError where a variant found too little time before `until`."""
+    found = {}
+    for variant in ORDER:
+        begun, left = now(), math.inf if until is None else until - now()
+        r, reason = child(model, variant, options, min(options.limit, left))
+        if reason == LATE and left < options.limit:
+            raise TimeoutError(f"{model}, {variant}: the time of this call ended")
+        if r is None and variant in (*OURS, "torch_eager"):
+            raise RuntimeError(f"{model}, {variant}: {reason}")
+        found[variant] = r or reason
+        print(f"{model}, {PEERS.get(variant, 'ingot' + OURS.get(variant, '')):28} "
+              + (f"{r['us'] / 1e3:9.2f} ms  {r['memory'] / 1e9:6.2f} GB  loss {r['losses'][-1]:.4f}" if r else reason) + f"  [{now() - begun:.1f} s]", flush=True)
+    return list(results_of(model, OURS, found, ceiling["bf16_TFLOPs"]))
+
+
+def said(r):
+    return f"{r['name']}: {r['ours_us'] / 1e3:.2f} ms, " + ", ".join(f"{p} {us / 1e3:.2f} ({us / r['ours_us']:.3f}x)" for p, us in r["peers"].items())
+
+
+def compile_share(options):
+    """In a process of gpu.py --warm: makes the first steps of the compiled variants of its share, which leaves their kernels in PyTorch's cache."""
+    for variant, model in share([(variant, model) for model in options.models for variant in ORDER if "compile" in variant]):
+        _, reason = child(model, variant, options, options.limit)
+        print(f"{model}, {variant}: compiled{f', then {reason}' if reason else ''}", flush=True)
 
 
 def main():
@@ -167,26 +188,22 @@ def main():
     if options.variant:  # a process of one variant
         if options.variant == "liger" and import_liger(options.liger) is None:
             sys.exit("not installed, and not given by path")
-        print(json.dumps(measure_variant(options.model, options.variant, options.tiny, options.device, 5, 4 if options.tiny else 20)))
+        steps = (1, 1) if SHARE else (5, 4 if options.tiny else 20)
+        print(json.dumps(measure_variant(options.model, options.variant, options.tiny, options.device, *steps)))
         return
-    whole = not (options.only or options.quick or options.tiny)
-    ceiling = ceilings(Native(options.native)) if options.native else {"bf16_TFLOPs": 1.0}
-    models = [model for model in SHAPES if not options.only or options.only in model][:1 if options.quick else None]
-    names = [case_name(model, variant) for model in models for variant in OURS]
-    measured = measured_before() if whole and begun("models", options, len(names), names) else {}
-    before = gpu_state() if options.device == "cuda" else ""
-    for variant, model in ((variant, model) for variant in ORDER for model in models):
-        found = measured.setdefault(model, {})
-        if isinstance(found.get(variant), dict):
-            continue
-        r, reason = child(model, variant, options)
-        found[variant] = r or reason
-        print(f"{model}, {PEERS.get(variant, 'ingot' + OURS.get(variant, '')):28} "
-              + (f"{r['us'] / 1e3:9.2f} ms  {r['memory'] / 1e9:6.2f} GB  loss {r['losses'][-1]:.4f}" if r else reason), flush=True)
-        results = [row for m in models for row in results_of(m, OURS, measured.get(m, {}), ceiling["bf16_TFLOPs"])]
-        if whole and results:
-            write_report("models", results, ceiling, {"clocks": {"fields": "SM MHz, memory MHz, W, C", "before": before, "after": gpu_state()}, "measured": measured},
-                         cases=len(names))
+    if options.tiny or options.device == "cpu":  # a test of this program
+        options.models = [model for model in SHAPES if not options.only or options.only in model][:1 if options.quick else None]
+        for model in options.models:
+            print("\n".join(map(said, measure(model, options, {"bf16_TFLOPs": 1.0}, None))), flush=True)
+        return
+    report = begin("models", options, list(SHAPES), str)
+    options.models = [report.cases[name] for name in (report.cases if SHARE else report.missing)]
+    if SHARE:
+        return compile_share(options)
+    try:
+        measure_each(report, lambda: ceilings(Native(options.native)), lambda model, ceiling: measure(model, options, ceiling, report.until), said)
+    except TimeoutError as e:
+        print(e, flush=True)
 
 
 if __name__ == "__main__":

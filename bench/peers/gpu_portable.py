@@ -38,8 +38,8 @@ import gpu_rmsnorm  # noqa: E402
 import gpu_rope  # noqa: E402
 import gpu_swiglu  # noqa: E402
 import gpu_wide_mlp  # noqa: E402
-from gpu_common import (IN_MEMORY, SHARE, Native, add_peers, begun, captured, ceilings, gpu_state, interleaved, l2_bytes, parsed, picked, pointer, program_options,  # noqa: E402
-                        share, stream, write_report)
+from gpu_common import (IN_MEMORY, SHARE, Native, add_peers, begin, captured, ceilings, interleaved, l2_bytes, measure_each, parsed, pointer, program_options,  # noqa: E402
+                        stream)
 
 WITHOUT_LIBRARY = {"INGOT_CUBLASLT": "none"}  # products run on Ingot's core
 SMALL, LARGE, WHOLE = "8.6", "8.0", "10.0"  # 99, 163 and 227 KB of shared memory per block; 82, 108 and all of an H200's 132 multiprocessors
@@ -194,11 +194,12 @@ def cases():
             *(row_case(gpu_rope, gpu_rope.Case(**heads, norm=norm_, backward=backward), turned) for norm_, backward in ((False, False), (True, False), (True, True)))]
 
 
-def compile_share(options, chosen, hopper):
+def compile_share(report, hopper):
     """In a process of gpu.py --warm: compiles the peers of a share of the cases and measures nothing."""
-    for case in share([case for case in chosen if isinstance(case, Case) and not options.without_compile]):
-        add_peers({}, {}, {"torch_compile": (True, lambda case=case: case.compiled(case.make(case.of, hopper)))})
-        torch.cuda.empty_cache()
+    for case in report.each():
+        if isinstance(case, Case):
+            add_peers({}, {}, {"torch_compile": (True, lambda case=case: case.compiled(case.make(case.of, hopper)))})
+            torch.cuda.empty_cache()
 
 
 def measure(case, hopper, libraries, ceiling, with_compile):
@@ -309,24 +310,18 @@ def main():
     options = parsed(parser)
     torch.manual_seed(0)
     hopper = Native(options.native)
-    chosen = picked([*cases(), *programs()], options, lambda case: case.label)
-    rows = [(case, capability) for case in chosen for capability in case.capabilities]
-    results, before = begun("portable", options, len(rows)), gpu_state()
-    chosen = [case for case in chosen if not any(r["name"].startswith(case.name + ", as ") and r["shape"] == case.shape for r in results)]
+    report = begin("portable", options, [*cases(), *programs()], lambda case: case.label)
     if SHARE:
-        return compile_share(options, chosen, hopper)
+        return None if options.without_compile else compile_share(report, hopper)
     libraries = {capability: As(options.native, capability) for capability in (LARGE, SMALL, WHOLE)}
-    loop, flops = mma_loop(hopper)
-    ceiling = {**ceilings(hopper), "mma_TFLOPs": flops / interleaved({"loop": loop}, 1, least_ms=20)[0]["loop"] * 1e-6}
-    print("ceilings:", {k: round(v, 3) for k, v in ceiling.items()}, flush=True)
-    torch.cuda.empty_cache()
-    for case in chosen:
-        for r in measure_program(case, options.ingot, ceiling) if isinstance(case, Program) else measure(case, hopper, libraries, ceiling, not options.without_compile):
-            results.append(r)
-            print(said(r), flush=True)
-        torch.cuda.empty_cache()
-        if not (options.only or options.quick):
-            write_report("portable", results, ceiling, {"clocks": {"fields": "SM MHz, memory MHz, W, C", "before": before, "after": gpu_state()}}, cases=len(rows))
+
+    def ceilings_of():
+        loop, flops = mma_loop(hopper)
+        return {**ceilings(hopper), "mma_TFLOPs": flops / interleaved({"loop": loop}, 1, least_ms=20)[0]["loop"] * 1e-6}
+
+    def measured(case, ceiling):
+        return measure_program(case, options.ingot, ceiling) if isinstance(case, Program) else measure(case, hopper, libraries, ceiling, not options.without_compile)
+    measure_each(report, ceilings_of, measured, said)
 
 
 if __name__ == "__main__":

@@ -10,9 +10,7 @@ reads, and of all products at the speed of a plain product, both measured in thi
 import json
 import subprocess
 
-import torch
-
-from gpu_common import Native, ceilings, gpu_state, parsed, picked, program_options, write_report
+from gpu_common import Native, begin, ceilings, measure_each, parsed, program_options
 
 MODELS = (("120b", "bf16"), ("120b", "mxfp4"), ("20b", "bf16"))
 LENGTHS = (100, 1024, 2048, 4096, 16384)
@@ -33,18 +31,12 @@ def measure(size, dense, ingot, ceiling):
 
 def main():
     options = parsed(program_options("model"))
-    ceiling = ceilings(Native(options.native))
-    torch.cuda.empty_cache()
-    chosen = picked(MODELS, options, lambda model: f"gpt-oss-{model[0]}, {model[1]} dense")
-    results, before = [], gpu_state()
-    for size, dense in chosen:
-        for r in measure(size, dense, options.ingot, ceiling):
-            results.append(r)
-            print(f"{r['name']:48} {r['shape'][0]:7} tokens: {r['ours_us'] / 1e3:8.1f} ms, {100 * r['limit_us'] / r['ours_us']:.0f} % of the limit, "
-                  f"in steps of 16 {r['peers']['steps'] / 1e3:.0f} ms", flush=True)
-        if not (options.only or options.quick):
-            write_report("prompt", results, ceiling, {"clocks": {"fields": "SM MHz, memory MHz, W, C", "before": before, "after": gpu_state()}},
-                         cases=len(chosen) * len(LENGTHS))
+
+    def said(r):
+        return (f"{r['name']:48} {r['shape'][0]:7} tokens: {r['ours_us'] / 1e3:8.1f} ms, {100 * r['limit_us'] / r['ours_us']:.0f} % of the limit, "
+                f"in steps of 16 {r['peers']['steps'] / 1e3:.0f} ms")
+    measure_each(begin("prompt", options, MODELS, lambda model: f"gpt-oss-{model[0]}, {model[1]} dense"), lambda: ceilings(Native(options.native)),
+                 lambda model, ceiling: measure(*model, options.ingot, ceiling), said)
 
 
 if __name__ == "__main__":

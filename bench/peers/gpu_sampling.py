@@ -12,7 +12,7 @@ import dataclasses
 
 import torch
 
-from gpu_common import Native, add_peers, captured, ceilings, gpu_state, interleaved, picked, pointer, program_options, stream, write_report
+from gpu_common import Native, add_peers, begin, captured, ceilings, interleaved, measure_each, pointer, program_options, stream
 
 VOCAB = 201088
 CALLS = 50
@@ -94,16 +94,16 @@ def main():
     options = parser.parse_args()
     torch.manual_seed(0)
     native = Native(options.native)
-    chosen = [c for c in cases() if c.rows == 1] if options.quick else picked(cases(), options, lambda c: f"{c.name}, {c.rows} rows")
-    ceiling, before, results = ceilings(native), gpu_state(), []
-    for case in chosen:
-        r = measure(case, native, ceiling["read_TBps"], not (options.no_peers or options.quick))
-        results.append(r)
-        print(f"{case.rows:3} rows, {case.name:32} ours {r['ours_us']:8.2f} us  "
-              + "  ".join(f"{p} {us:.2f} ({us / r['ours_us']:.1f}x)" for p, us in r["peers"].items()) + f"  {r['absent'] or ''}", flush=True)
-        if not (options.only or options.quick or options.no_peers):
-            write_report("sampling", results, ceiling, {"clocks": {"fields": "SM MHz, memory MHz, W, C", "before": before, "after": gpu_state()},
-                                                        "notes": "limit: the logits read once; they are in L2"}, cases=len(chosen))
+    options.of_quick = len(FILTERS)  # those of one row, which are the first
+    options.quick, alone = options.quick or options.no_peers, options.no_peers or options.quick
+    if options.no_peers:
+        options.of_quick = None
+
+    def said(r):
+        return (f"{r['shape'][0]:3} rows, {r['name']:32} ours {r['ours_us']:8.2f} us  "
+                + "  ".join(f"{p} {us:.2f} ({us / r['ours_us']:.1f}x)" for p, us in r["peers"].items()) + f"  {r['absent'] or ''}")
+    measure_each(begin("sampling", options, cases(), lambda c: f"{c.name}, {c.rows} rows"), lambda: ceilings(native),
+                 lambda case, ceiling: measure(case, native, ceiling["read_TBps"], not alone), said, notes="limit: the logits read once; they are in L2")
 
 
 if __name__ == "__main__":

@@ -14,7 +14,6 @@ import contextlib
 import itertools
 import json
 import pathlib
-import re
 import socket
 import subprocess
 import tempfile
@@ -24,7 +23,7 @@ import urllib.request
 import torch
 
 import synthetic_gguf
-from gpu_common import IN_MEMORY, Native, begun, ceilings, gpu_state, parsed, picked, program_options, write_report
+from gpu_common import IN_MEMORY, Native, begin, ceilings, parsed, print_end, program_options, say_case, describe
 
 PROMPT, ANSWER = 500, 200
 MODELS = ("20b", "120b")
@@ -134,11 +133,9 @@ def rival_results(options, gguf, counts, folder):
     raise failure
 
 
-def add_rival(results, options, folder):
-    """llama.cpp's times into its rows of GPT-OSS-20B that lack them, which are returned; a failure becomes a reason."""
-    rows = [r for r in results if r["model"] == "gpt-oss-20b" and r["sampling"] == RIVAL_SAMPLING and r["shape"][0] in RIVAL_COUNTS and RIVAL not in r["peers"]]
-    if not rows:
-        return rows
+def add_rival(rows, options, folder):
+    """llama.cpp's times into those of a case's rows that it is asked for; a failure becomes their reason."""
+    rows = [r for r in rows if r["shape"][0] in RIVAL_COUNTS]
     gguf = pathlib.Path(folder) / "20b.gguf"
     try:
         if options.llama_server is None:
@@ -148,20 +145,42 @@ def add_rival(results, options, folder):
         for r in rows:
             theirs = found[r["shape"][0]]
             r["peers"][RIVAL], r[RIVAL] = us_of(theirs), {**theirs, "sampled": sampler}
-            r.pop("absent", None)
     except (ImportError, LookupError, OSError, RuntimeError, ZeroDivisionError) as e:
         for r in rows:
-            r.setdefault("absent", {})[RIVAL] = str(e)[:300] if isinstance(e, LookupError) else f"{type(e).__name__}: {str(e)[-300:]}"
+            r["absent"] = {RIVAL: str(e)[:300] if isinstance(e, LookupError) else f"{type(e).__name__}: {str(e)[-300:]}"}
     finally:
         gguf.unlink(missing_ok=True)
-    return rows
 
 
 def said(r):
     c = r["clients"]
     return (f"{r['name']:56} {c['tokens_per_second']:7.0f} tokens/s, {c['token_ms']:6.2f} ms a token, first {c['first_token_ms']['p50']:6.1f} / {c['first_token_ms']['p99']:6.1f} ms, "
             f"between {c['between_tokens_ms']['p50']:6.2f} / {c['between_tokens_ms']['p99']:6.2f} ms, {100 * r['limit_us'] / r['ours_us']:3.0f} % of the limit"
-            + (f", {c['errors']} errors" if c["errors"] else "") + "".join(f", {p} {1e6 / us:.0f} tokens/s" for p, us in r["peers"].items()))
+            + (f", {c['errors']} errors" if c["errors"] else "") + "".join(f", {p} {1e6 / us:.0f} tokens/s" for p, us in r["peers"].items())
+            + "".join(f", {p}: {why}" for p, why in r.get("absent", {}).items()))
+
+
+def measure_model(size, report, options, ceiling, folder):
+    """The missing cases of a model that fit into the time, from one process of `ingot serve`; then llama.cpp's server, whose times belong to the rows of one case."""
+    chosen = [name for name in report.fitting() if report.cases[name][0] == size]
+    if not chosen:
+        return
+    with_rival, port = None, free_port()
+    line = [options.ingot, "serve", "--synthetic", size, "--slots", options.slots, "--port", port]
+    with running(line, port, pathlib.Path(folder) / "ingot.log") as url:
+        for name in chosen:
+            begun, case = report.now(), report.cases[name]
+            arguments, counts = SAMPLING[case[1]]
+            rows = list(rows_of(case, ask(options, url, arguments, counts), ceiling))
+            if case == ("20b", RIVAL_SAMPLING):
+                with_rival = name, rows, report.now() - begun
+            else:
+                say_case(report, rows, said, name=name, seconds=report.now() - begun)
+    if with_rival:
+        name, rows, seconds = with_rival
+        begun = report.now()
+        add_rival(rows, options, folder)
+        say_case(report, rows, said, name=name, seconds=seconds + report.now() - begun)
 
 
 def main():
@@ -171,30 +190,15 @@ def main():
     parser.add_argument("--slots", type=int, default=64, help="of `ingot serve` (default: 64)")
     parser.add_argument("--folder", default=IN_MEMORY, help="where the GGUF of 14 GB is written (default: memory)")
     options = parsed(parser)
-    ceiling = ceilings(Native(options.native))
-    torch.cuda.empty_cache()
-    chosen = picked([(size, sampling) for size in MODELS for sampling in SAMPLING], options, label)
-    before = gpu_state()
-    cases = sum(len(SAMPLING[sampling][1]) for _, sampling in chosen)
-    results = begun("serve", options, cases)
-    measured = {r["model"] for r in results}  # whole models: a report is written after each
-    report = lambda: (options.only or options.quick) or write_report("serve", results, ceiling, {
-        "slots": options.slots, "clocks": {"fields": "SM MHz, memory MHz, W, C", "before": before, "after": gpu_state()}}, cases=cases)
-    with tempfile.TemporaryDirectory(dir=options.folder) as folder:
-        for size in (size for size in dict.fromkeys(size for size, _ in chosen) if f"gpt-oss-{size}" not in measured):
-            port = free_port()
-            line = [options.ingot, "serve", "--synthetic", size, "--slots", options.slots, "--port", port]
-            with running(line, port, pathlib.Path(folder) / "ingot.log") as url:
-                for case in (c for c in chosen if c[0] == size):
-                    arguments, counts = SAMPLING[case[1]]
-                    results += rows_of(case, ask(options, url, arguments, counts), ceiling)
-            for r in (r for r in results if r["model"] == f"gpt-oss-{size}"):
-                print(re.sub(r"^gpt-oss-", "", said(r)), flush=True)
-            report()
-        # Last, because a rival that fails late must not cost a row of Ingot.
-        for r in add_rival(results, options, folder):
-            print(f"{r['name']}: {RIVAL} {r['absent'][RIVAL]}" if "absent" in r else re.sub(r"^gpt-oss-", "", said(r)), flush=True)
-        report()
+    report = begin("serve", options, [(size, sampling) for size in MODELS for sampling in SAMPLING], label)
+    if report.fitting():
+        ceiling = ceilings(Native(options.native))
+        torch.cuda.empty_cache()
+        describe(report, ceiling, slots=options.slots)
+        with tempfile.TemporaryDirectory(dir=options.folder) as folder:
+            for size in MODELS:
+                measure_model(size, report, options, ceiling, folder)
+    print_end(report)
 
 
 if __name__ == "__main__":

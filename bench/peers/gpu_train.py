@@ -23,7 +23,7 @@ import time
 import torch
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
-from gpu_common import SHARE, Child, Native, cached_graphs, ceilings, gpu_state, median, share, turn, use_one_thread, write_report  # noqa: E402
+from gpu_common import LATE, SHARE, Child, Native, begin, cached_graphs, ceilings, gpu_state, median, print_end, describe, share, turn, use_one_thread  # noqa: E402
 from torch_gpt import TorchGpt, TorchOptimizer, compiled, spec  # noqa: E402
 from train_runs import PRESET, TOKENS, document_lengths, measure_ours, write_data  # noqa: E402
 from optimizer import Recipe  # noqa: E402
@@ -194,20 +194,16 @@ def parsed():
     return options
 
 
-def main():
-    options = parsed()
-    if options.child:
-        print(json.dumps(measure_torch(options, options.applications[0])), flush=True)
-        return
-    names = [] if options.ours_alone else [options.only] if options.only else ["rows", "packed"]
-    if SHARE:
-        return compile_share(options, [(peer, a) for peer in names for a in options.applications])
+def measure(report, chosen, names, options):
+    """Measures the cases of the names `chosen` beside the peers `names`, and returns the reasons for missing peers. The seconds of a case are an
+    equal share of the whole time."""
+    begun, before, programs = report.now(), gpu_state(), [report.cases[name] for name in chosen]
     free, whole = torch.cuda.mem_get_info()
-    baseline, before = whole - free, gpu_state()  # with the context of this process
-    ours, peers, absent = {}, {}, {}
+    baseline = whole - free  # with the context of this process
+    ours, peers, absent, late = {}, {}, {}, set()
 
     def go_round(folder):
-        for applications in options.applications:
+        for applications in programs:
             found = ours_round(options, folder, applications)
             ours.setdefault(applications, []).append(found)
             print(f"ours, {applications} applications: " + ", ".join(f"{k} {v:.2f} ms" for k, v in found.items() if "step" in k or k == "pass")
@@ -218,14 +214,17 @@ def main():
         options.gate = str(folder / "gate")
         write_data(options.ingot, folder, PRESET["model"]["vocab"], TOKENS)
         with turn(options.gate):
-            children = {(peer, a): start_child(peer, a, options) for peer in names for a in options.applications}
+            children = {(peer, a): start_child(peer, a, options) for peer in names for a in programs}
             go_round(folder)
             while options.wait_for and not options.wait_for.exists():
                 time.sleep(0.1)
-        until = time.monotonic() + options.limit
+        limit = report.at_most(options.limit)
+        until = time.monotonic() + limit
         for (peer, applications), process in children.items():
             found, reason = process.end(until)
             if reason:
+                if reason == LATE and limit < options.limit:  # the time of this call was too short for the peer, not the peer too slow
+                    late.add(applications)
                 absent[f"compile_{peer}, {applications} applications"] = reason
                 print(f"{peer}, {applications} applications: {reason}", flush=True)
                 continue
@@ -236,10 +235,28 @@ def main():
         if names:
             go_round(folder)
         ceiling = ceilings(Native(options.native))
-        results = list(results_of(ours, peers, ceiling, baseline))
-        if results and not options.only:
-            write_report("train", results, ceiling, {"absent": absent, "clocks": {"fields": "SM MHz, memory MHz, W, C", "before": before,
-                                                                                  "after": gpu_state()}}, cases=2 * len(options.applications))
+    describe(report, ceiling, before, absent=absent)
+    for name, applications in zip(chosen, programs):
+        rows = list(results_of({applications: ours[applications]}, peers, ceiling, baseline))
+        if rows and applications not in late:
+            print(f"{name}: [{report.add(rows, name=name, seconds=(report.now() - begun) / len(chosen)):.1f} s]", flush=True)
+    return absent
+
+
+def main():
+    options = parsed()
+    if options.child:
+        print(json.dumps(measure_torch(options, options.applications[0])), flush=True)
+        return
+    names = [] if options.ours_alone else [options.only] if options.only else ["rows", "packed"]
+    if SHARE:
+        return compile_share(options, [(peer, a) for peer in names for a in options.applications])
+    options.quick, options.of_quick, options.only = options.ours_alone or options.only is not None, None, None  # a choice of peers makes no report
+    report = begin("train", options, PROGRAMS, lambda applications: f"golf, {applications} applications")
+    report.missing = [name for name in report.missing if report.cases[name] in options.applications]
+    chosen = report.fitting()
+    absent = measure(report, chosen, names, options) if chosen else {}
+    print_end(report)
     if absent:
         sys.exit(f"train: not measured: {'; '.join(absent)}")
 

@@ -59,10 +59,10 @@ def options_of():
     return options
 
 
-def say(r):
+def said(r):
     one_us = r["peers"]["one GPU"]
-    print(f"{r['name']}: {r['ours_us'] / 1e3:.2f} ms, one GPU {one_us / 1e3:.2f}: {one_us / r['ours_us']:.3f} times as fast, "
-          f"{r['tokens_per_second']['ours'] * 1e-6:.3f} M tokens/s, {r['memory_bytes']['ours'] / 2**30:.1f} GiB; rounds {r['rounds_ms']}", flush=True)
+    return (f"{r['name']}: {r['ours_us'] / 1e3:.2f} ms, one GPU {one_us / 1e3:.2f}: {one_us / r['ours_us']:.3f} times as fast, "
+          f"{r['tokens_per_second']['ours'] * 1e-6:.3f} M tokens/s, {r['memory_bytes']['ours'] / 2**30:.1f} GiB; rounds {r['rounds_ms']}")
 
 
 def main():
@@ -70,8 +70,8 @@ def main():
     if not options.counts:
         return
     name_nccl()
-    measure_cases("train_gpus", options, CASES, lambda case: [label(case, gpus, options.counts) for gpus in options.counts], measure, say,
-                  {"gpus": options.counts})
+    measure_cases("train_gpus", options, CASES, lambda case: [label(case, gpus, options.counts) for gpus in options.counts], measure, said,
+                  gpus=options.counts)
 
 
 if __name__ == "__main__":

@@ -31,13 +31,13 @@ def measure(applications, options, folder, ceiling, used):
            "rounds_ms": {"ours": [r["ms"] for r in kept], "formed_again": [r["ms"] for r in formed]}}
 
 
-def say(r):
-    print(f"{r['name']}: " + "; ".join(f"{name} {us / 1e3:.2f} ms, {r['tokens_per_second'][name] * 1e-6:.3f} M tokens/s, "
-                                       f"{r['memory_bytes'][name] / 2**30:.1f} GiB" for name, us in {"ours": r["ours_us"], **r["peers"]}.items()), flush=True)
+def said(r):
+    return (f"{r['name']}: " + "; ".join(f"{name} {us / 1e3:.2f} ms, {r['tokens_per_second'][name] * 1e-6:.3f} M tokens/s, "
+                                       f"{r['memory_bytes'][name] / 2**30:.1f} GiB" for name, us in {"ours": r["ours_us"], **r["peers"]}.items()))
 
 
 def main():
-    measure_cases("train_memory", parsed_runs(run_options()), CASES, names, measure, say)
+    measure_cases("train_memory", parsed_runs(run_options()), CASES, names, measure, said)
 
 
 if __name__ == "__main__":

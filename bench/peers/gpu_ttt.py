@@ -29,11 +29,12 @@ import torch
 import torch.nn.functional as F
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
-from gpu_common import IN_MEMORY, ROOT, SHARE, Child, Native, cached_graphs, ceilings, gpu_state, median, share, turn, use_one_thread, write_report  # noqa: E402
+from gpu_common import IN_MEMORY, LATE, ROOT, SHARE, Child, Native, begin, cached_graphs, ceilings, gpu_state, median, print_end, describe, share, turn, use_one_thread  # noqa: E402
 from torch_gpt import TorchGpt, compiled, spec  # noqa: E402
 
 PRESET = json.loads((ROOT / "presets" / "golf.json").read_text(encoding="utf-8"))
 DOCUMENTS, CHUNK, WINDOW, RANK, WHOLE = 64, 32, 2048, 96, 12
+NAME = "golf, 17 applications, a step of 64 whole windows"
 PEERS = ("origin", "chunk_head")
 EAGER_SECONDS = 40
 
@@ -327,6 +328,17 @@ def measure(options, wanted):
     return ours, any_order, peers, absent, ceiling, before
 
 
+def row_of(ours, any_order, peers, ceiling):
+    tokens, us = DOCUMENTS * WINDOW, 1e6 * sum(r["step"] for r in ours) / len(ours)
+    run = sorted(ours, key=lambda r: r["run"])[len(ours) // 2]
+    return {"name": NAME, "shape": [DOCUMENTS, WINDOW], "dtype": "bf16", "ours_us": us, "peers": {p: 1e6 * f["step"] for p, f in peers.items()},
+            "limit_us": tokens * flops_of_a_token(PRESET["model"]) / ceiling["bf16_TFLOPs"] * 1e-6,
+            "window_tokens_per_second": {"ours": tokens / us * 1e6, **{p: tokens / f["step"] for p, f in peers.items()}},
+            "run": {"window_tokens": run["run_tokens"], "seconds": run["run"], "window_tokens_per_second": run["run_tokens"] / run["run"]},
+            "compile_seconds": {p: f["compile_s"] for p, f in peers.items()}, "allocated_bytes": {p: f["allocated_bytes"] for p, f in peers.items()},
+            "rounds_ms": [1e3 * r["step"] for r in ours], "any_order_us": 1e6 * any_order["step"]}
+
+
 def main():
     options = parsed()
     if options.child:
@@ -338,21 +350,17 @@ def main():
         for peer in share(wanted):
             print(peer, "compiled", start_child(peer, options).end(time.monotonic() + 1500), flush=True)
         return
-    ours, any_order, peers, absent, ceiling, before = measure(options, wanted)
-    if options.only or options.ours_alone:
-        return
-    tokens, us = DOCUMENTS * WINDOW, 1e6 * sum(r["step"] for r in ours) / len(ours)
-    run = sorted(ours, key=lambda r: r["run"])[len(ours) // 2]
-    write_report("ttt", [{"name": "golf, 17 applications, a step of 64 whole windows", "shape": [DOCUMENTS, WINDOW], "dtype": "bf16", "ours_us": us,
-                          "peers": {p: 1e6 * f["step"] for p, f in peers.items()},
-                          "limit_us": tokens * flops_of_a_token(PRESET["model"]) / ceiling["bf16_TFLOPs"] * 1e-6,
-                          "window_tokens_per_second": {"ours": tokens / us * 1e6, **{p: tokens / f["step"] for p, f in peers.items()}},
-                          "run": {"window_tokens": run["run_tokens"], "seconds": run["run"],
-                                  "window_tokens_per_second": run["run_tokens"] / run["run"]},
-                          "compile_seconds": {p: f["compile_s"] for p, f in peers.items()},
-                          "allocated_bytes": {p: f["allocated_bytes"] for p, f in peers.items()}, "rounds_ms": [1e3 * r["step"] for r in ours],
-                          "any_order_us": 1e6 * any_order["step"]}],
-                 ceiling, {"absent": absent, "clocks": {"fields": "SM MHz, memory MHz, W, C", "before": before, "after": gpu_state()}})
+    options.quick, options.of_quick, options.only = options.ours_alone or options.only is not None, None, None  # a choice of peers makes no report
+    report = begin("ttt", options, (NAME,), str)
+    for name in report.fitting():
+        begun, limit = report.now(), options.limit
+        options.limit = report.at_most(limit)
+        ours, any_order, peers, absent, ceiling, before = measure(options, wanted)
+        if not report.writes or (LATE in absent.values() and options.limit < limit):  # the time of this call was too short for a peer, not the peer too slow
+            continue
+        describe(report, ceiling, before, absent=absent)
+        report.add([row_of(ours, any_order, peers, ceiling)], name=name, seconds=report.now() - begun)
+    print_end(report)
 
 
 if __name__ == "__main__":

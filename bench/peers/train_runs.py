@@ -10,7 +10,7 @@ import tempfile
 
 import torch
 
-from gpu_common import IN_MEMORY, ROOT, Native, begun, ceilings, gpu_state, median, parsed, picked, program_options, write_report
+from gpu_common import IN_MEMORY, ROOT, Native, begin, ceilings, measure_each, median, parsed, program_options
 
 PRESET = json.loads((ROOT / "presets" / "golf.json").read_text(encoding="utf-8"))
 TOKENS = 98304  # tokens of a pass
@@ -123,22 +123,15 @@ def parsed_runs(parser):
     return options
 
 
-def measure_cases(suite, options, cases, names, measure, say, extra=None):
-    """Measures the cases that the suite's report lacks, and writes the report after each case. measure(case, options, folder, ceiling, used) returns a
-    case's results with the names names(case); say() prints a line for each; extra: further entries of the report."""
-    ceiling = ceilings(Native(options.native))
-    used, before = Used(), gpu_state()
-    chosen = picked(cases, options, lambda case: "; ".join(names(case)))
-    all_names = [name for case in chosen for name in names(case)]
-    results = begun(suite, options, len(all_names), all_names)
-    known = [r["name"] for r in results]
+def measure_cases(suite, options, cases, names, measure, said, **more):
+    """Measures the cases that the suite's report lacks. measure(case, options, folder, ceiling, used) yields a case's results with the names
+    names(case); said(row) is a line for each; more: further entries of the report."""
+    used = Used()
     with tempfile.TemporaryDirectory() as temporary:
         folder = pathlib.Path(temporary)
-        write_data(options.ingot, folder, PRESET["model"]["vocab"], options.tokens)
-        for case in (case for case in chosen if names(case)[0] not in known):
-            for r in measure(case, options, folder, ceiling, used):
-                results.append(r)
-                say(r)
-            if not (options.only or options.quick):
-                write_report(suite, results, ceiling, {**(extra or {}), "clocks": {"fields": "SM MHz, memory MHz, W, C", "before": before, "after": gpu_state()}},
-                             cases=len(all_names))
+
+        def measured(case, ceiling):
+            if not (folder / "shards").exists():
+                write_data(options.ingot, folder, PRESET["model"]["vocab"], options.tokens)
+            return measure(case, options, folder, ceiling, used)
+        measure_each(begin(suite, options, cases, lambda case: "; ".join(names(case))), lambda: ceilings(Native(options.native)), measured, said, **more)
