@@ -6,7 +6,7 @@
 
 SUITE: rmsnorm, rope, gate, mlp, linear, experts, swiglu, wide_mlp, cross_entropy, muon, attention, decode, families, decode_gpus, draft, prompt, serve, train, train_gpus, train_memory, generate, ttt, sampling, host_cost, host_token, models, portable; all by default (host_cost, host_token and models import ingot, models also transformers). FOLDER has the peers that cannot be installed:
 MGRrmsnorm/src/rmsnorm_kernel.cu, MGRrmsnorm/megagemm/swiglu.py, mlp-megakernel/fused_mlp.py, libtiny_cuda_nn.so (peers/tiny_cuda_nn.cu), and llama.cpp's programs
-llama.cpp/llama-bench and llama.cpp/llama-server.
+llama.cpp/llama-bench and llama.cpp/llama-server, which also need the package gguf: without it nothing is measured.
 A missing peer is listed in the report as absent; PyTorch eager and torch.compile always run. All other options
 go to the suites' programs (peers/gpu_<suite>.py --help). torch.compile's peers take most of the time of mlp, linear, swiglu, wide_mlp,
 cross_entropy, muon, attention, train, ttt, models and portable: with --warm N, N processes compile a share each first, and the measuring process finds the kernels in PyTorch's cache.
@@ -141,6 +141,16 @@ def planned(suites, results=reports.RESULTS):
             yield from (f"  {s:7.1f} s  {name}" for name, s in sorted(seconds.items(), key=lambda entry: -entry[1]))
 
 
+def check_llama(suites, origins):
+    """Ends the process with one line if llama.cpp's programs are there and the package that writes their files is not."""
+    for suite in suites:
+        for option, must_be, _ in ORIGINS.get(suite, []):
+            if option.startswith("--llama") and (origins / must_be).is_file():
+                sys.path.insert(0, str(PEERS))
+                import synthetic_gguf
+                synthetic_gguf.check_llama(f"bench: {suite}: {option}", origins / must_be)
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("suites", nargs="*", metavar="SUITE")
@@ -175,6 +185,7 @@ def main():
         old = reports.outdated(suites, gpu)
         print("to measure: " + (", ".join(f"{suite} ({report['date'] if report else 'no report'})" for suite, report in old) or "nothing"), flush=True)
         suites = [suite for suite, _ in old]
+    check_llama(suites, options.origins)
     outcome = within(options.seconds, suites, lambda suite, left: measure(
         suite, command(suite, options.native, options.origins, options.liger, more, options.wheels), options.warm, left))
     for word in ("passed over", "stopped"):

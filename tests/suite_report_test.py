@@ -216,6 +216,28 @@ print(*report.end(), sep="\\n", flush=True)
         self.assertEqual(call("--continue")[:2], (0, []))
         self.assertEqual(call()[:2], (0, ["a", "b", "c"]))
 
+    def test_a_llama_cpp_without_the_package_that_writes_its_files_is_refused_before_any_measurement(self):
+        server = self.folder / "llama.cpp" / "llama-server"
+        server.parent.mkdir()
+        server.write_text("#!/bin/sh\n")
+        (self.folder / "gguf.py").write_text("raise ImportError('no module of this name')\n")
+        (self.folder / "numpy.py").write_text("")
+
+        def call(suite):
+            return subprocess.run([sys.executable, ROOT / "bench/gpu.py", suite, "--native", server, "--origins", self.folder], capture_output=True, text=True,
+                                  env={**os.environ, "PYTHONPATH": str(self.folder)})
+        refused = call("serve")
+        self.assertEqual((refused.returncode, refused.stdout, refused.stderr), (1, "", f"bench: serve: --llama-server: found no program {server}\n"))
+        server.chmod(0o755)
+        refused = call("serve")
+        self.assertEqual((refused.returncode, refused.stdout, refused.stderr.count("\n")), (1, "", 1), refused.stderr)
+        self.assertIn("bench: serve: --llama-server: found no package gguf, which writes llama.cpp's files of random weights; expected it installed (pip install gguf) or on PYTHONPATH",
+                      refused.stderr)
+        (self.folder / "gguf.py").write_text("")
+        with unittest.mock.patch.dict(sys.modules, gguf=types.ModuleType("gguf"), numpy=sys.modules.get("numpy") or types.ModuleType("numpy")):
+            gpu.check_llama(["serve", "muon"], self.folder)
+            gpu.check_llama(["decode"], self.folder)  # its program was not given
+
     def test_a_sanitizers_report_is_made_in_parts_and_an_executable_that_found_errors_is_run_again(self):
         fake = self.folder / "bin"
         fake.mkdir()

@@ -150,6 +150,7 @@ def main():
     parser.add_argument("--llama-bench", type=pathlib.Path, help="llama.cpp's program, built with CUDA: a peer at 20B shapes")
     parser.add_argument("--folder", default="/dev/shm", help="where its GGUFs of 14 GB are written (default: /dev/shm)")
     options = parsed(parser)
+    synthetic_gguf.check_llama("decode: --llama-bench", options.llama_bench)
 
     def measure(model, _):
         for r in rows(model, ask(model, options.ingot)):

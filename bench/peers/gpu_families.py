@@ -80,6 +80,7 @@ def main():
     parser.add_argument("--llama-bench", type=pathlib.Path, help="llama.cpp's program, built with CUDA: a peer of the dense models")
     parser.add_argument("--folder", default=IN_MEMORY, help="where its GGUFs of up to 8 GB are written (default: memory)")
     options = parsed(parser)
+    synthetic_gguf.check_llama("families: --llama-bench", options.llama_bench)
     report = begin("families", options, MODELS, gpu_decode.label)
     if report.fitting():
         describe(report, ceilings(Native(options.native)))

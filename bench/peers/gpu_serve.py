@@ -190,6 +190,7 @@ def main():
     parser.add_argument("--slots", type=int, default=64, help="of `ingot serve` (default: 64)")
     parser.add_argument("--folder", default=IN_MEMORY, help="where the GGUF of 14 GB is written (default: memory)")
     options = parsed(parser)
+    synthetic_gguf.check_llama("serve: --llama-server", options.llama_server)
     report = begin("serve", options, [(size, sampling) for size in MODELS for sampling in SAMPLING], label)
     if report.fitting():
         ceiling = ceilings(Native(options.native))

@@ -9,6 +9,9 @@ tokenizer of GPT-OSS is that of Ingot's own random weights (src/ingot/models/gpt
 The other files have no tokenizer, because their readers measure ids.
 """
 import argparse
+import importlib
+import os
+import sys
 
 import numpy
 
@@ -20,7 +23,21 @@ FAMILIES = {
     "qwen3-0.6b": dict(architecture="qwen3", layers=28, hidden=1024, heads=16, kv_heads=8, dim=128, intermediate=3072, vocab=151936, theta=1e6, eps=1e-6),
     "smollm2-135m": dict(architecture="llama", layers=30, hidden=576, heads=9, kv_heads=3, dim=64, intermediate=1536, vocab=49152, theta=1e5, eps=1e-5),
 }
+NEEDED = "found no package gguf, which writes llama.cpp's files of random weights; expected it installed (pip install gguf) or on PYTHONPATH"
 VOCAB, HIDDEN, HEADS, KV_HEADS, DIM, CHOSEN = 201088, 2880, 64, 8, 64, 4
+
+
+def check_llama(option, program):
+    """Ends the process with one line if llama.cpp's `program`, given by `option`, or the package that writes its files is not there: its rows would be
+    missing at the end of a long run."""
+    if program is None:
+        return
+    if not os.access(program, os.X_OK):
+        sys.exit(f"{option}: found no program {program}")
+    try:
+        importlib.import_module("gguf")
+    except ImportError as e:
+        sys.exit(f"{option}: {NEEDED} ({e})")
 
 
 class Numbers:
