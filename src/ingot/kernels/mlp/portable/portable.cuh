@@ -21,7 +21,6 @@ namespace {
 using namespace mlp_parts;
 
 template <class T> constexpr int kPer = 16 / int(sizeof(T));  // elements of 16 bytes
-template <class T> constexpr int kRed = portable_reduction(int(sizeof(T)));
 
 // Two neighbouring elements of a row.
 template <class T> __device__ inline void load_pair(const T* p, float (&v)[2]) {
@@ -45,10 +44,11 @@ template <class Use> __device__ inline void with_act(Act act, Use&& use) { with_
 // acc += in (kRows x reduction, shared memory) * tile (reduction x 128). A thread's sums are pairs of neighbouring
 // columns: pair p is at (row(p), col(p)).
 
-// The layout of the tile in shared memory, 16-bit types: forward [128 out][128 reduction], backward [128][128 out], in
-// rows of 256 bytes whose 16-byte chunks are exchanged so that ldmatrix meets all banks.
-__device__ inline uint32_t weight_offset(int row, int chunk) {
-  return uint32_t(row * 256 + ((chunk ^ (row & 7)) << 4));
+// The layout of the tile in shared memory, 16-bit types: forward [128 out][kRed], backward [kRed][128 out], in rows of
+// 256 or 128 bytes whose 16-byte chunks are exchanged so that ldmatrix meets all banks.
+template <bool kBackward, int kRed> __device__ inline uint32_t weight_offset(int row, int chunk) {
+  constexpr int kRowBytes = 2 * (kBackward ? kPortableOut : kRed);
+  return uint32_t(row * kRowBytes + ((chunk ^ (row & 7)) << 4));
 }
 
 template <class T, int kRows> struct Product {
@@ -72,7 +72,7 @@ template <class T, int kRows> struct Product {
       for (int j = 0; j < 4; ++j) acc[i][j] = 0;
   }
 
-  template <bool kBackward>
+  template <bool kBackward, int kRed>
   __device__ void multiply(const T* in, int stride, int red0, int reduction, const T* weights) {
     const int lane = int(threadIdx.x % 32);
     const uint32_t a0 = ptx::shared_address(in + int64_t(warp_row() + lane % 16) * stride + red0 + lane / 16 * 8);
@@ -86,9 +86,9 @@ template <class T, int kRows> struct Product {
         uint32_t b[4];
         const int out = warp_col() + n * 8;
         if constexpr (kBackward)
-          ptx::ldmatrix_trans(b, w0 + weight_offset(k + lane % 16, out / 8 + lane / 16));
+          ptx::ldmatrix_trans(b, w0 + weight_offset<kBackward, kRed>(k + lane % 16, out / 8 + lane / 16));
         else
-          ptx::ldmatrix(b, w0 + weight_offset(out + lane / 16 * 8 + lane % 8, k / 8 + lane / 8 % 2));
+          ptx::ldmatrix(b, w0 + weight_offset<kBackward, kRed>(out + lane / 16 * 8 + lane % 8, k / 8 + lane / 8 % 2));
 #pragma unroll
         for (int m = 0; m < kRowTiles; ++m) {
           ptx::mma_m16n8k16(T{}, acc[m * kColTiles + n], a[m], {b[0], b[1]});
@@ -117,7 +117,7 @@ template <int kRows> struct Product<float, kRows> {
       for (int j = 0; j < 4; ++j) acc[i][j] = 0;
   }
 
-  template <bool kBackward>
+  template <bool kBackward, int kRed>
   __device__ void multiply(const float* in, int stride, int red0, int reduction, const float* weights) {
     const float* a = in + row(0) * stride + red0;
     const int lane = int(threadIdx.x % 32);
@@ -158,14 +158,14 @@ template <int kRows> struct Product<float, kRows> {
 // --- weights -------------------------------------------------------------------------------------------------
 
 // A tile's place: kPortableOut columns of the product from `out` on, kRed terms of its sums from `red` on.
-template <class T, bool kBackward> struct TilePlace {
+template <bool kBackward, int kRed> struct TilePlace {
   int layer, out = 0, red = 0;
   __device__ static int out_size(const PortableLayer& l) { return kBackward ? l.K : l.N; }
   __device__ static int red_size(const PortableLayer& l) { return kBackward ? l.N : l.K; }
   // Advances to the next tile in the order of the products: forward goes up through the layers, backward down. Returns
   // true after the last tile, and continues with the first.
   __device__ bool advance(const PortableRows& p, int begin, int end) {
-    red += kRed<T>;
+    red += kRed;
     if (red < red_size(p.layer[layer])) return false;
     red = 0, out += kPortableOut;
     if (out < out_size(p.layer[layer])) return false;
@@ -178,17 +178,18 @@ template <class T, bool kBackward> struct TilePlace {
 
 // The tiles of all layers, once or repeatedly, each fetched while the tile before is used. Each thread fetches chunks
 // of 16 bytes: kChunks chunks make a row of the weight, and a thread's chunks are kStep rows apart.
-template <class T, bool kBackward, bool kOnce = true> struct WeightStream {
-  static constexpr int kElements = int(portable_weight_tile(int(sizeof(T))) / sizeof(T));
-  static constexpr int kChunks = (kBackward ? kPortableOut : kRed<T>) / kPer<T>, kStep = kPortableThreads / kChunks;
-  static constexpr int kSteps = (kBackward ? kRed<T> : kPortableOut) / kStep;
+template <class T, bool kBackward, int kRed, bool kOnce = true> struct WeightStream {
+  static constexpr int kElements = int(portable_weight_tile(int(sizeof(T)), kRed) / sizeof(T));
+  static constexpr int kChunks = (kBackward ? kPortableOut : kRed) / kPer<T>, kStep = kPortableThreads / kChunks;
+  static constexpr int kSteps = (kBackward ? kRed : kPortableOut) / kStep;
+  static_assert(kStep % 8 == 0, "a thread's chunks are exchanged alike in all their rows");
 
   const PortableRows& p;
   const float* scales;  // of all rows of all weights, or null
   T* ring;
   int begin, end;  // the first layer and the layer after the last, in the order of use
   bool done;       // no tile is left to fetch
-  TilePlace<T, kBackward> issue_place, use_place;
+  TilePlace<kBackward, kRed> issue_place, use_place;
   int slot = 0;  // the tile returned by next()
 
   __device__ WeightStream(const PortableRows& params, const float* row_scales, T* memory, int first, int last)
@@ -205,14 +206,14 @@ template <class T, bool kBackward, bool kOnce = true> struct WeightStream {
   // The place of this thread's first chunk in a tile, and the distance to its next chunks.
   __device__ static int my_row() { return int(threadIdx.x) / kChunks; }
   __device__ static int my_chunk() { return int(threadIdx.x) % kChunks; }
-  static constexpr int kSlotStep =
-      sizeof(T) == 2 ? kStep * 128 : (kBackward ? kStep * kF32Backward : kStep / 4 * kF32Forward);
+  static constexpr int kSlotStep = sizeof(T) == 2 ? kStep * (kBackward ? kPortableOut : kRed)
+                                                  : (kBackward ? kStep * kF32Backward : kStep / 4 * kF32Forward);
   __device__ static int my_slot() {
-    if constexpr (sizeof(T) == 2) return int(weight_offset(my_row(), my_chunk()) / 2);
+    if constexpr (sizeof(T) == 2) return int(weight_offset<kBackward, kRed>(my_row(), my_chunk()) / 2);
     return kBackward ? my_row() * kF32Backward + my_chunk() * 4 : f32_place(my_row()) * kF32Forward + my_chunk() * 4;
   }
-  __device__ static int my_n(const TilePlace<T, kBackward>& at) { return (kBackward ? at.red : at.out) + my_row(); }
-  __device__ static int my_k(const TilePlace<T, kBackward>& at) {
+  __device__ static int my_n(const TilePlace<kBackward, kRed>& at) { return (kBackward ? at.red : at.out) + my_row(); }
+  __device__ static int my_k(const TilePlace<kBackward, kRed>& at) {
     return (kBackward ? at.out : at.red) + my_chunk() * kPer<T>;
   }
 
@@ -261,13 +262,13 @@ template <class T, bool kBackward, bool kOnce = true> struct WeightStream {
   }
 };
 
-template <class T> struct Smem {
+template <class T, int kRed> struct Smem {
   T *ring, *first;
   int buffer;     // elements of each of the two buffers
   float* scales;  // null without weight norm
   __device__ Smem(T* memory, const PortableRows& p, int rows) {
     ring = memory;
-    first = ring + kPortableStages * WeightStream<T, false>::kElements;
+    first = ring + kPortableStages * WeightStream<T, false, kRed>::kElements;
     buffer = rows * p.stride;
     scales = p.weight_norm ? reinterpret_cast<float*>(first + 2 * buffer) : nullptr;
   }
@@ -412,8 +413,8 @@ __device__ inline void finish_forward(const PortableRows& p, int l, int out0, in
 }
 
 // Layers 0 to depth - 1 of a tile, from x in buffer `turn`, to y or for `saved` alone.
-template <class T, int kRows, bool kToY, class Weights>
-__device__ inline void forward_tile(const PortableRows& p, int depth, int64_t row0, const Smem<T>& smem, int turn,
+template <class T, int kRows, int kRed, bool kToY, class Weights>
+__device__ inline void forward_tile(const PortableRows& p, int depth, int64_t row0, const Smem<T, kRed>& smem, int turn,
                                     Weights& weights) {
   Product<T, kRows> sum;
   for (int l = 0; l < depth; ++l) {
@@ -421,25 +422,25 @@ __device__ inline void forward_tile(const PortableRows& p, int depth, int64_t ro
     const bool last = l + 1 == depth;
     for (int out0 = 0; out0 < layer.N; out0 += kPortableOut) {
       sum.clear();
-      for (int red0 = 0; red0 < layer.K; red0 += kRed<T>)
-        sum.template multiply<false>(smem.h(turn + l), p.stride, red0, min(kRed<T>, layer.K - red0), weights.next());
+      for (int red0 = 0; red0 < layer.K; red0 += kRed)
+        sum.template multiply<false, kRed>(smem.h(turn + l), p.stride, red0, min(kRed, layer.K - red0), weights.next());
       finish_forward<T, kRows>(p, l, out0, row0, smem.scales, sum, last ? nullptr : smem.h(turn + l + 1), kToY && last);
     }
   }
 }
 
-template <class T, int kRows>
+template <class T, int kRows, int kRed>
 __global__ void __launch_bounds__(kPortableThreads, portable_blocks(kRows, int(sizeof(T))))
     mlp_portable_forward(const __grid_constant__ PortableRows p) {
-  const Smem<T> smem(tile::dynamic_shared<T>(), p, kRows);
+  const Smem<T, kRed> smem(tile::dynamic_shared<T>(), p, kRows);
   const int tiles = int((p.rows + kRows - 1) / kRows);
-  WeightStream<T, false, false> weights(p, smem.scales, smem.ring, 0, p.depth);
+  WeightStream<T, false, kRed, false> weights(p, smem.scales, smem.ring, 0, p.depth);
   form_scales<T>(p, smem.scales);
   int turn = 0;
   for (int tile = int(blockIdx.x); tile < tiles; tile += int(gridDim.x)) {
     // Into the buffer not read by slower warps, which may still be in the last layer of the preceding tile.
     load_rows(p.x, p.x_stride, p.layer[0].K, int64_t(tile) * kRows, p.rows, smem.h(turn), p.stride, kRows);
-    forward_tile<T, kRows, true>(p, p.depth, int64_t(tile) * kRows, smem, turn, weights);
+    forward_tile<T, kRows, kRed, true>(p, p.depth, int64_t(tile) * kRows, smem, turn, weights);
     turn ^= p.depth & 1;
   }
   ptx::cp_async_wait_group<0>();  // the stream has fetched a tile more
@@ -525,10 +526,10 @@ __device__ inline void finish_backward(const PortableRows& p, int l, int out0, i
   }
 }
 
-template <class T, int kRows>
+template <class T, int kRows, int kRed>
 __global__ void __launch_bounds__(kPortableThreads, portable_blocks(kRows, int(sizeof(T))))
     mlp_portable_chain(const __grid_constant__ PortableRows p) {
-  const Smem<T> smem(tile::dynamic_shared<T>(), p, kRows);
+  const Smem<T, kRed> smem(tile::dynamic_shared<T>(), p, kRows);
   for (int i = int(blockIdx.x) * kPortableThreads + int(threadIdx.x); i < p.counter_count;
        i += int(gridDim.x) * kPortableThreads)
     p.counters[i] = 0;
@@ -539,21 +540,22 @@ __global__ void __launch_bounds__(kPortableThreads, portable_blocks(kRows, int(s
   for (int tile = int(blockIdx.x); int64_t(tile) * kRows < p.rows; tile += int(gridDim.x)) {
     const int64_t row0 = int64_t(tile) * kRows;
     if (p.recomputed > 0) {
-      WeightStream<T, false> weights(p, smem.scales, smem.ring, 0, p.recomputed);
+      WeightStream<T, false, kRed> weights(p, smem.scales, smem.ring, 0, p.recomputed);
       load_rows(p.x, p.x_stride, p.layer[0].K, row0, p.rows, smem.h(0), p.stride, kRows);
-      forward_tile<T, kRows, false>(p, p.recomputed, row0, smem, 0, weights);
+      forward_tile<T, kRows, kRed, false>(p, p.recomputed, row0, smem, 0, weights);
       __syncthreads();  // threads read parts of `saved` written by different threads
     }
     form_inputs<T, kRows>(p, row0);
-    WeightStream<T, true> weights(p, smem.scales, smem.ring, p.depth - 1, min(lowest, p.depth) - 1);
+    WeightStream<T, true, kRed> weights(p, smem.scales, smem.ring, p.depth - 1, min(lowest, p.depth) - 1);
     first_gradient<T, kRows>(p, row0, smem.h(0));
     Product<T, kRows> sum;
     for (int l = p.depth - 1; l >= lowest; --l) {
       const int turn = p.depth - 1 - l;
       for (int out0 = 0; out0 < p.layer[l].K; out0 += kPortableOut) {
         sum.clear();
-        for (int red0 = 0; red0 < p.layer[l].N; red0 += kRed<T>)
-          sum.template multiply<true>(smem.h(turn), p.stride, red0, min(kRed<T>, p.layer[l].N - red0), weights.next());
+        for (int red0 = 0; red0 < p.layer[l].N; red0 += kRed)
+          sum.template multiply<true, kRed>(smem.h(turn), p.stride, red0, min(kRed, p.layer[l].N - red0),
+                                            weights.next());
         finish_backward<T, kRows>(p, l, out0, row0, sum, smem.h(turn + 1));
       }
     }
@@ -781,26 +783,32 @@ __global__ void __launch_bounds__(kPortableThreads, kPortableBlocks)
 
 // --- launchers -------------------------------------------------------------------------------------------------
 
-// Calls use(std::integral_constant) for the height of a tile, from height number kFirst on.
-template <class T, int kFirst, class Use> void with_height(int rows, Use&& use) {
+// Calls use(rows, reduction), both std::integral_constant, for the tile of the configuration, from height number kFirst
+// on.
+template <class T, int kFirst, class Use> void with_tile(const PortableConfig& c, Use&& use) {
   constexpr int kSize = int(sizeof(T)), kHigh = portable_height(kSize, 0), kMiddle = portable_height(kSize, 1),
                 kLow = portable_height(kSize, 2);
-  if constexpr (kFirst == 0) {
-    if (rows == kHigh) return use(std::integral_constant<int, kHigh>{});
+  using Low = std::integral_constant<int, kLow>;
+  using Wide = std::integral_constant<int, portable_reduction(kSize)>;
+  if constexpr (portable_has_narrow(kSize)) {
+    if (c.reduction == kPortableNarrow) return use(Low{}, std::integral_constant<int, kPortableNarrow>{});
   }
-  rows == kMiddle ? use(std::integral_constant<int, kMiddle>{}) : use(std::integral_constant<int, kLow>{});
+  if constexpr (kFirst == 0) {
+    if (c.rows == kHigh) return use(std::integral_constant<int, kHigh>{}, Wide{});
+  }
+  c.rows == kMiddle ? use(std::integral_constant<int, kMiddle>{}, Wide{}) : use(Low{}, Wide{});
 }
 template <class T>
 void launch_portable_forward(const PortableRows& p, const PortableConfig& c, int device, Stream stream) {
-  with_height<T, 0>(c.rows, [&](auto rows) {
-    gpu::launch("mlp", mlp_portable_forward<T, rows()>,
+  with_tile<T, 0>(c, [&](auto rows, auto reduction) {
+    gpu::launch("mlp", mlp_portable_forward<T, rows(), reduction()>,
                 {.grid = c.grid, .block = kPortableThreads, .smem = c.smem, .device = device}, stream, p);
   });
 }
 template <class T>
 void launch_portable_chain(const PortableRows& p, const PortableConfig& c, int device, Stream stream) {
-  with_height<T, portable_backward_height(int(sizeof(T)))>(c.rows, [&](auto rows) {
-    gpu::launch("mlp_backward", mlp_portable_chain<T, rows()>,
+  with_tile<T, portable_backward_height(int(sizeof(T)))>(c, [&](auto rows, auto reduction) {
+    gpu::launch("mlp_backward", mlp_portable_chain<T, rows(), reduction()>,
                 {.grid = c.grid, .block = kPortableThreads, .smem = c.smem, .device = device}, stream, p);
   });
 }

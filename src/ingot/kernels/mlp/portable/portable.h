@@ -60,21 +60,28 @@ struct PortableGrad {
 // --- pure functions ----------------------------------------------------------------------------------------------
 
 struct PortableConfig {
-  int rows = 64;  // rows of a tile
+  int rows = 64;        // rows of a tile
+  int reduction = 128;  // terms of the sums in a tile of a weight
   int64_t smem = 0, grid = 1;
 };
 // Elements between rows: an odd multiple of 16 bytes, so that eight rows at the same column meet all banks.
 constexpr int portable_stride(int widest, int element) { return (widest + 15) / 16 * 16 + 16 / element; }
+// Terms of the sums in a tile of a weight. In 16 bits the lowest tile of rows also exists with kPortableNarrow terms,
+// for networks with weight norm whose scales find no room beside wide tiles in 99 KB. The sums of a product are added
+// in the same order, so the bits are the same.
 constexpr int portable_reduction(int element) { return element == 2 ? 128 : 32; }
+constexpr int kPortableNarrow = 64;
+constexpr bool portable_has_narrow(int element) { return element == 2; }
 // Bytes of a weight's tile; f32 rows are padded by 16 bytes in either orientation.
-constexpr int64_t portable_weight_tile(int element) {
-  return element == 2 ? int64_t(128) * kPortableOut * 2 : int64_t(32 + 4) * kPortableOut * 4;
+constexpr int64_t portable_weight_tile(int element, int reduction) {
+  return int64_t(element == 2 ? reduction : reduction + 4) * kPortableOut * element;
 }
-constexpr int64_t portable_smem(int rows, int stride, int element, int scales) {
-  return kPortableStages * portable_weight_tile(element) + 2 * int64_t(rows) * stride * element + scales * int64_t(4);
+constexpr int64_t portable_smem(int rows, int reduction, int stride, int element, int scales) {
+  return kPortableStages * portable_weight_tile(element, reduction) + 2 * int64_t(rows) * stride * element +
+         scales * int64_t(4);
 }
 // Rows of a tile, from the height with the fewest reads of shared memory per product to the height with the most SMs in
-// use. The lowest tile fits in 227 KB up to 512 wide, and in 99 KB up to 128 wide.
+// use. The lowest tile fits in 99 KB up to 512 wide, in 16 bits with weight norm by narrow tiles of the weights.
 constexpr int kPortableHeights = 3;
 constexpr int portable_height(int element, int i) {
   constexpr int kHeights[2][kPortableHeights] = {{128, 64, 16}, {56, 32, 8}};
@@ -90,7 +97,10 @@ constexpr int portable_blocks(int rows, int element) { return element == 2 && ro
 // products.
 inline PortableConfig pick_portable(int64_t rows, int stride, int element, int scales, const gpu::Limits& device,
                                     int first) {
-  const auto smem = [&](int i) { return portable_smem(portable_height(element, i), stride, element, scales); };
+  int reduction = portable_reduction(element);
+  const auto smem = [&](int i) {
+    return portable_smem(portable_height(element, i), reduction, stride, element, scales);
+  };
   const auto per_sm = [&](int i) {
     return std::clamp<int64_t>(device.smem_per_sm / (smem(i) + 1024), 1,
                                portable_blocks(portable_height(element, i), element));
@@ -99,7 +109,9 @@ inline PortableConfig pick_portable(int64_t rows, int stride, int element, int s
   int i = first;
   while (i + 1 < kPortableHeights && (smem(i) > device.smem_per_block || tiles(i) < device.sms)) ++i;
   if (i + 2 < kPortableHeights && per_sm(i) == 1 && per_sm(i + 1) == 2) ++i;
+  if (smem(i) > device.smem_per_block && portable_has_narrow(element)) reduction = kPortableNarrow;
   return {.rows = portable_height(element, i),
+          .reduction = reduction,
           .smem = smem(i),
           .grid = std::clamp<int64_t>(tiles(i), 1, device.sms * per_sm(i))};
 }
