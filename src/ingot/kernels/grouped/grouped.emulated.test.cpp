@@ -3,6 +3,7 @@
 
 #include "ingot/kernels/grouped/grouped_cases.test.h"
 #include "ingot/kernels/grouped/launch.h"
+#include "ingot/kernels/grouped/portable/portable.h"
 #include "ingot/testing/emulated_buffer.h"
 
 namespace ingot {
@@ -18,6 +19,19 @@ class GroupedEmulated : public ::testing::TestWithParam<WeightFormat> {};
 INSTANTIATE_TEST_SUITE_P(, GroupedEmulated,
                          ::testing::Values(WeightFormat::bf16, WeightFormat::fp8, WeightFormat::mxfp4),
                          [](const auto& info) { return std::string(name_of(info.param)); });
+
+// Of every GPU from compute capability 8.0 on; the smallest have 99 KB.
+TEST_P(GroupedEmulated, EveryWidthFitsTheSharedMemoryOfEveryGpu) {
+  using namespace cuda::grouped_portable;
+  const WeightFormat f = GetParam();
+  for (const int width : {16, 48, 96, 128, 176})
+    for (const bool gated : {false, true}) {
+      const Kernel kernel = f == WeightFormat::bf16  ? kernel_of<WeightFormat::bf16>(width, gated)
+                            : f == WeightFormat::fp8 ? kernel_of<WeightFormat::fp8>(width, gated)
+                                                     : kernel_of<WeightFormat::mxfp4>(width, gated);
+      EXPECT_LE(kernel.smem, gpu::limits_of("8.6").smem_per_block) << width << " rows, gated " << gated;
+    }
+}
 
 // Groups without rows, more row tiles than a tile has, and steps that end beyond the matrix.
 TEST_P(GroupedEmulated, EveryWidthAgreesWithFp64) {

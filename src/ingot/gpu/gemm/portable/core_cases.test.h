@@ -36,6 +36,7 @@ void launch_portable(const typename P::A::Params& a, const typename P::B::Params
     if (tiles_of_block == 2 && sizeof(portable::Memory<P, 2>) <= size_t(limits.smem_per_block))
       return portable::launch_pairs<P>("gemm_test", p, 0, {});
   }
+  static_assert(sizeof(portable::Memory<P, 1>) <= 99 * 1024, "a block of one tile fits every GPU");
   portable::launch<P, 1>("gemm_test", p, 0, {}, schedule.tiles);
 }
 

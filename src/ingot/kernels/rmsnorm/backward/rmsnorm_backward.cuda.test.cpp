@@ -24,9 +24,8 @@ const int64_t kColumns[] = {1,    2,    7,    31,   63,   64,   65,   72,    96,
                             1000, 1023, 1024, 2048, 2880, 4096, 8192, 12288, 16384, 32768, 50257, 65536};
 
 TEST(RmsNormBackwardConfig, HoldsEveryRowAndKeepsToTheHardwaresLimits) {
-  const gpu::Limits hopper, ampere{.hopper = false, .sms = 108, .smem_per_block = 163 * 1024},
-      turing{.hopper = false, .sms = 40, .smem_per_block = 64 * 1024};
-  for (const gpu::Limits& sm : {hopper, ampere, turing})
+  for (const char* capability : {"7.5", "8.0", "8.6", "8.9", "9.0", "10.0", "12.0"}) {
+    const gpu::Limits sm = gpu::limits_of(capability);
     for (DType s : {DType::f32, DType::bf16})
       for (DType dy : {DType::f32, DType::bf16})
         for (int64_t cols : kColumns)
@@ -36,7 +35,8 @@ TEST(RmsNormBackwardConfig, HoldsEveryRowAndKeepsToTheHardwaresLimits) {
                 const cuda::RmsNormBackwardShape shape{
                     .rows = rows, .cols = cols, .s = s, .dy = dy, .aligned = aligned, .rare = rare};
                 const auto c = cuda::pick_rmsnorm_backward_config(shape, sm);
-                SCOPED_TRACE(::testing::Message() << rows << "x" << cols << ' ' << s << " aligned " << aligned);
+                SCOPED_TRACE(::testing::Message()
+                             << capability << ' ' << rows << "x" << cols << ' ' << s << " aligned " << aligned);
                 EXPECT_TRUE(c.threads >= 32 && c.threads % 32 == 0);
                 EXPECT_GE(c.blocks, 1);
                 EXPECT_LE(c.blocks, rows);
@@ -56,6 +56,7 @@ TEST(RmsNormBackwardConfig, HoldsEveryRowAndKeepsToTheHardwaresLimits) {
                 EXPECT_EQ(c.threads % c.group, 0);
                 EXPECT_TRUE(c.group <= 32 || c.threads / c.group <= 15) << "named barriers";
               }
+  }
 }
 
 TEST(RmsNormBackwardConfig, KeepsRowsUpTo65536ColumnsInRegistersOnHopper) {
