@@ -44,13 +44,13 @@ struct RopeShape {
 constexpr int64_t ceil_divide(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 // The lanes with rotated dimensions, and the lanes of a whole head.
-constexpr int64_t rope_turning_lanes(const RopeShape& s) {
+constexpr int64_t rope_rotating_lanes(const RopeShape& s) {
   const int64_t n = 16 / size_of(s.dtype);
   return s.interleaved ? ceil_divide(2 * s.half, 2 * n) : s.half / n;
 }
 constexpr int64_t rope_head_lanes(const RopeShape& s) {
   const int64_t n = 16 / size_of(s.dtype);
-  return rope_turning_lanes(s) + (s.in_place && !s.norm ? 0 : ceil_divide(s.head_dim - 2 * s.half, 2 * n));
+  return rope_rotating_lanes(s) + (s.in_place && !s.norm ? 0 : ceil_divide(s.head_dim - 2 * s.half, 2 * n));
 }
 constexpr int64_t rope_row_vectors(const RopeShape& s) { return s.head_dim * size_of(s.dtype) / 16; }
 
