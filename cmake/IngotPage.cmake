@@ -1,10 +1,10 @@
-# apps/server/page.html becomes a string literal, which server.cpp includes.
+# apps/server/page.html becomes a string literal, which page.cpp includes.
 set(page_file ${CMAKE_CURRENT_SOURCE_DIR}/src/ingot/apps/server/page.html)
 set(page_literal ${CMAKE_CURRENT_BINARY_DIR}/generated/ingot_page.inc)
 file(READ ${page_file} page)
 file(WRITE ${page_literal}.new "R\"page(${page})page\"\n")
 file(COPY_FILE ${page_literal}.new ${page_literal} ONLY_IF_DIFFERENT)
 set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${page_file})
-set(page_source ${CMAKE_CURRENT_SOURCE_DIR}/src/ingot/apps/server/server.cpp)
+set(page_source ${CMAKE_CURRENT_SOURCE_DIR}/src/ingot/apps/server/page.cpp)
 set_property(SOURCE ${page_source} APPEND PROPERTY INCLUDE_DIRECTORIES ${CMAKE_CURRENT_BINARY_DIR}/generated)
 set_property(SOURCE ${page_source} APPEND PROPERTY OBJECT_DEPENDS ${page_literal})

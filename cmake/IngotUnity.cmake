@@ -13,7 +13,7 @@ option(INGOT_UNITY "compile the sources of a folder together: half the time from
 
 # Sources with definitions or generated includes of their own, and sources whose helpers have the names of a neighbour's helpers.
 string(CONCAT unity_alone
-  "/kernels/|\\.bench\\.cpp$|/core/version\\.cpp|/io/codecs/byte_coder\\.cpp|/models/gpt/config/presets\\.cpp|/apps/server/server\\.cpp|"
+  "/kernels/|\\.bench\\.cpp$|/core/version\\.cpp|/io/codecs/byte_coder\\.cpp|/models/gpt/config/presets\\.cpp|/apps/server/page\\.cpp|"
   "/io/formats/(gguf|gguf_blocks|iris)\\.cpp|/gpu/nccl\\.cpp|/models/decode/model/trace\\.cpp")
 set(unity_limit 20)
 
