@@ -3,4 +3,5 @@
 // plain loop in place of the AMX instruction: packing, cuts and edges are then the same as on a CPU with AMX.
 namespace ingot::detail {
 void emulate_tiles(bool on);
-}
+bool tiles_emulated();
+}  // namespace ingot::detail
