@@ -770,9 +770,21 @@ http.server.HTTPServer(("127.0.0.1", int(sys.argv[sys.argv.index("--port") + 1])
                 self.assertEqual(gpu_common.import_peer("a_peer_of_tests"), ("a_peer_of_tests", None))
                 self.assertIn("a_peer_of_tests: absent (ModuleNotFoundError", said.getvalue())
                 gpu_common.import_peer.cache_clear()
-                parser.parse_args(["--wheels", folder])
+                with unittest.mock.patch.dict(os.environ):
+                    parser.parse_args(["--wheels", folder])
+                    child = subprocess.run([sys.executable, "-c", "import a_peer_of_tests"], capture_output=True, text=True)
                 name, module = gpu_common.import_peer("a_peer_that_is_nowhere", "a_peer_of_tests")
             self.assertEqual((name, module.value), ("a_peer_of_tests", 7))
+            with zipfile.ZipFile(pathlib.Path(folder, "a_broken_peer-1-py3-none-any.whl"), "w") as wheel:
+                wheel.writestr("a_broken_peer_of_tests.py", "raise TypeError('of another version')")
+            with unittest.mock.patch.dict(os.environ), contextlib.redirect_stdout(io.StringIO()):
+                parser.parse_args(["--wheels", folder])
+                broken, missing = (gpu_common.import_peer(name)[1] for name in ("a_broken_peer_of_tests", "a_peer_that_is_nowhere"))
+            absent = {}
+            gpu_common.add_peers({}, absent, {"broken": (broken, None), "missing": (missing, None)})
+            self.assertEqual(absent, {"broken": "TypeError: of another version", "missing": "not installed, and not given by path"})
+            self.assertEqual((child.returncode, child.stderr), (0, ""))
+            self.assertEqual(pathlib.Path(module.__file__).parents[1].name, "site-packages")  # QuACK refuses its own parts elsewhere
 
     @unittest.skipUnless(importlib.util.find_spec("torch"), "no PyTorch")
     def test_committed_rows_of_cross_entropy_are_the_first_cases(self):
@@ -783,6 +795,27 @@ http.server.HTTPServer(("127.0.0.1", int(sys.argv[sys.argv.index("--port") + 1])
         committed = json.loads((reports.RESULTS / "h200" / "cross_entropy.json").read_text())["results"]
         self.assertEqual([(r["name"], r["shape"]) for r in committed], cases[:len(committed)])
         self.assertEqual(cases[-2:], [(f"linear + cross entropy, with gradients{beside}", [4096, 4096, 128256]) for beside in ("", ", beside Liger")])
+
+    @unittest.skipUnless(importlib.util.find_spec("torch"), "no PyTorch")
+    def test_the_fastest_form_of_a_peer_that_runs_counts(self):
+        sys.path.insert(0, str(ROOT / "bench" / "peers"))
+        import gpu_cross_entropy
+
+        def time_of(call):
+            if call is None:
+                raise ValueError("m == n")
+            return call
+        with contextlib.redirect_stdout(io.StringIO()) as said:
+            self.assertEqual(gpu_cross_entropy.fastest({"a": 3.0, "b": None, "c": 2.0}, time_of), "c")
+            self.assertEqual(said.getvalue(), "b: ValueError: m == n\n")
+            with self.assertRaisesRegex(ValueError, "m == n"):
+                gpu_cross_entropy.fastest({"b": None}, time_of)
+        asked = []
+        library = argparse.Namespace(chunked_linear_cross_entropy=lambda *given, **options: asked.append(options))
+        for case in (gpu_cross_entropy.Case(4096, 4096, 128256, True, 0.0), gpu_cross_entropy.Case(8192, 2880, 201088, True, 0.0)):
+            for loss in gpu_cross_entropy.quack_losses(library, case).values():
+                loss(1, 2, 3)
+        self.assertEqual(asked, [{"chunk_size": 2048, "use_scaled_exp": True}, {"use_scaled_exp": False}, {"chunk_size": 4096, "use_scaled_exp": True}, {"use_scaled_exp": False}])
 
     def test_only_the_text_between_the_markers_is_replaced(self):
         text = "before\n<!-- table:none -->\nold\n<!-- /table -->\nafter\n"

@@ -105,23 +105,49 @@ def add_wheels(parser):
 
 
 def use_wheels(folder):
-    """Makes the packages in the wheels of `folder` importable, after the installed ones; a .pth file in a wheel counts, as when it is installed."""
-    unpacked = tempfile.mkdtemp()
+    """Makes the packages in the wheels of `folder` importable, here and in child processes, after the installed ones; a .pth file in a wheel counts, as when it
+    is installed. The packages lie in a folder named site-packages, because QuACK takes functions from any other place for a user's: it then looks
+    into the functions of CuTe's DSL for all that can change them and refuses what it finds ("epilogue fn depends on <ContextVar name='_LOC_TRANSFORMS'>")."""
+    unpacked = pathlib.Path(tempfile.mkdtemp()) / "site-packages"
+    unpacked.mkdir()
     for wheel in sorted(pathlib.Path(folder).glob("*.whl")):
         zipfile.ZipFile(wheel).extractall(unpacked)
-    site.addsitedir(unpacked)
+    before = list(sys.path)
+    site.addsitedir(str(unpacked))
+    added = [path for path in sys.path if path not in before]
+    os.environ["PYTHONPATH"] = os.pathsep.join([*filter(None, [os.environ.get("PYTHONPATH")]), *added])
     return folder
+
+
+class Absent:
+    """In place of a library that is there and cannot be imported; false, with the reason."""
+
+    def __init__(self, reason):
+        self.reason = reason
+
+    def __bool__(self):
+        return False
 
 
 @functools.lru_cache(maxsize=None)
 def import_peer(*modules):
-    """(name, module) of the first of `modules` that can be imported; (the first name, None), with the reasons, if there is none."""
+    """(name, module) of the first of `modules` that can be imported. If there is none, (the first name, None), or Absent in place of None if an installed one
+    cannot be imported; the reasons are printed."""
+    broken = None
     for name in modules:
         try:
             return name, importlib.import_module(name)
         except Exception as e:
-            print(f"{name}: absent ({type(e).__name__}: {str(e).splitlines()[0] if str(e) else ''})", flush=True)
-    return modules[0], None
+            reason = in_a_line(e)
+            print(f"{name}: absent ({reason})", flush=True)
+            if not (isinstance(e, ModuleNotFoundError) and e.name == name.split(".")[0]):
+                broken = broken or Absent(reason)
+    return modules[0], broken
+
+
+def in_a_line(e):
+    """An exception in one line."""
+    return f"{type(e).__name__}: {str(e).splitlines()[0][:160] if str(e) else ''}"
 
 
 def relative_error(got, want):
@@ -208,12 +234,12 @@ def add_peers(graphs, absent, makers):
     """Captures each of `makers`, (library, function) by name, into `graphs`; the reason of a failure goes into `absent`."""
     for name, (library, make) in makers.items():
         if not library:
-            absent[name] = "not installed, and not given by path"
+            absent[name] = getattr(library, "reason", "not installed, and not given by path")
             continue
         try:
             graphs[name] = make()
         except Exception as e:
-            absent[name] = f"{type(e).__name__}: {str(e).splitlines()[0][:160] if str(e) else ''}"
+            absent[name] = in_a_line(e)
 
 
 def median(values):
