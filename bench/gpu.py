@@ -122,6 +122,13 @@ def within(seconds, suites, run, now=time.monotonic):
     return outcome
 
 
+def lacking(suites, results=reports.RESULTS):
+    """Lines of the cases that the unfinished reports of suites lack, on the GPU at hand."""
+    for suite in suites:
+        if unfinished := reports.read(reports.paths_of(suite, results / reports.folder_of(gpu_name()))[1]):
+            yield f"{suite}: {unfinished['incomplete']} (--continue measures them): {'; '.join(unfinished['missing'])}"
+
+
 def planned(suites, results=reports.RESULTS):
     """Lines of the seconds that each suite and case took, on each GPU with a report, and of the cases that unfinished reports lack."""
     for folder in sorted(path for path in results.iterdir() if path.is_dir()):
@@ -191,6 +198,8 @@ def main():
     for word in ("passed over", "stopped"):
         if found := [suite for suite, state in outcome.items() if state == word]:
             print(f"{word} for lack of time: {', '.join(found)}")
+    for line in lacking(suite for suite, state in outcome.items() if state not in (0, "passed over")):
+        print(line)
     if failed := [suite for suite, state in outcome.items() if isinstance(state, int) and state != 0]:
         sys.exit(f"bench: failed: {', '.join(failed)}")
 

@@ -161,6 +161,14 @@ class Calls(InFolder):
         self.assertTrue(self.report(seconds=1).fits("a"))
         self.assertFalse(self.report(seconds=0).fits("a"))
 
+    def test_the_length_of_a_case_is_that_of_the_last_report_of_any_sources(self):
+        self.measure(self.report(cases={"a": 30.0, "b": 30.0}))
+        self.measure(self.report(again=False, cases={"a": 10.0, "b": 10.0}), stop_after=1)
+        for path in (self.folder / "rope.json", self.folder / "unfinished" / "rope.json"):
+            path.write_text(json.dumps({**reports.read(path), "tree": "0" * 16}))
+        report = self.report(seconds=20)
+        self.assertEqual((report.missing, report.expected("a"), report.expected("b"), report.fits("a"), report.fits("b")), (list(CASES), 10.0, 30.0, True, False))
+
     def test_a_process_that_warms_caches_takes_its_share_of_the_missing_cases_and_writes_nothing(self):
         self.measure(self.report(), stop_after=1)
         before = self.unfinished()
@@ -194,7 +202,8 @@ class Programs(InFolder):
 sys.path[:0] = [{str(ROOT / 'tools')!r}]
 import suite_report
 folder = pathlib.Path({str(self.folder)!r})
-report = suite_report.SuiteReport("muon", dict.fromkeys("abc"), "H200", again=bool(os.environ.get(suite_report.CONTINUE)), until=float(os.environ[suite_report.UNTIL]), folder=folder)
+place = folder / "h200"
+report = suite_report.SuiteReport("muon", dict.fromkeys("abc"), "H200", again=bool(os.environ.get(suite_report.CONTINUE)), until=float(os.environ[suite_report.UNTIL]), folder=place)
 assert 0 < report.left() <= 500
 for _ in report.each():
     if not (folder / "mended").exists() and len(report.rows) == 2:
@@ -210,9 +219,11 @@ print(*report.end(), sep="\\n", flush=True)
             done = subprocess.run([sys.executable, "-c", begin, *more], capture_output=True, text=True)
             return done.returncode, [line.split()[1] for line in done.stdout.splitlines() if line.startswith("measures")], done.stderr
         self.assertEqual(call(), (1, ["a", "b"], "bench: failed: muon\n"))
+        with unittest.mock.patch.object(gpu, "gpu_name", lambda: H200):
+            self.assertEqual(list(gpu.lacking(["muon", "rope"], self.folder)), ["muon: 1 of 3 cases were not measured (--continue measures them): c"])
         (self.folder / "mended").touch()
         self.assertEqual(call("--continue")[:2], (0, ["c"]))
-        self.assertEqual([r["name"] for r in reports.read(self.folder / "muon.json")["results"]], ["a", "b", "c"])
+        self.assertEqual([r["name"] for r in reports.read(self.folder / "h200" / "muon.json")["results"]], ["a", "b", "c"])
         self.assertEqual(call("--continue")[:2], (0, []))
         self.assertEqual(call()[:2], (0, ["a", "b", "c"]))
 
