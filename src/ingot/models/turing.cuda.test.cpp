@@ -6,9 +6,6 @@
 #include <vector>
 
 #include "ingot/gpu/device.h"
-#ifdef INGOT_EMULATED_DEVICE
-#include "ingot/gpu/emulation/grid.h"
-#endif
 #include "ingot/gpu/limits.h"
 #include "ingot/kernels/activation/activation.h"
 #include "ingot/kernels/attention/attention.h"
@@ -19,6 +16,7 @@
 #include "ingot/kernels/muon/muon.h"
 #include "ingot/kernels/softcap/softcap.h"
 #include "ingot/kernels/swiglu/swiglu.h"
+#include "ingot/testing/emulated_limits.h"
 #include "ingot/testing/gpu_test.h"
 #include "ingot/testing/temporary_directory.h"
 
@@ -30,22 +28,17 @@ class TuringCuda : public testing::GpuTest<> {
   void SetUp() override {
     GpuTest::SetUp();
     if (IsSkipped()) return;
-#ifdef INGOT_EMULATED_DEVICE
-    emulation::set_device_limits(gpu::limits_of("7.5"));
-#endif
     if (gpu::limits(0).capability != 75) GTEST_SKIP() << "needs INGOT_GPU_AS=7.5";
     memory_ = gpu::DeviceMemory(kBytes);
     gpu::fill_bytes(memory_.data(), 0, kBytes, {});
-  }
-  void TearDown() override {
-#ifdef INGOT_EMULATED_DEVICE
-    emulation::set_device_limits({});
-#endif
   }
   // A tensor of zeros; all tensors share the memory.
   Tensor zeros(DType dtype, Shape shape) const { return Tensor(memory_.data(), dtype, shape, {Device::cuda, 0}); }
 
  private:
+#ifdef INGOT_EMULATED_DEVICE
+  const testing::EmulatedLimits limits_{"7.5"};
+#endif
   static constexpr int64_t kBytes = int64_t(64) << 20;
   gpu::DeviceMemory memory_;
 };

@@ -2,10 +2,8 @@
 #include <gtest/gtest.h>
 
 #include "ingot/engines/train/run/small_run.test.h"
-#ifdef INGOT_EMULATED_DEVICE
-#include "ingot/gpu/emulation/grid.h"
-#endif
 #include "ingot/kernels/copy/host_copy.h"
+#include "ingot/testing/emulated_limits.h"
 #include "ingot/testing/gpu_test.h"
 
 namespace ingot {
@@ -48,11 +46,7 @@ Curve train(RunConfig c, const std::string& directory, const TemporaryDirectory&
 // Three steps of a tiny model with the limits of other GPUs than Hopper, beside the CPU.
 class TrainerOnAmpereCuda : public testing::GpuTest<::testing::TestWithParam<const char*>> {
  protected:
-  void SetUp() override {
-    GpuTest::SetUp();
-    emulation::set_device_limits(gpu::limits_of(GetParam()));
-  }
-  void TearDown() override { emulation::set_device_limits({}); }
+  const testing::EmulatedLimits limits_{GetParam()};
 };
 TEST_P(TrainerOnAmpereCuda, StepsEqualTheCpusUpToRoundings) {
   TemporaryDirectory dir;

@@ -6,13 +6,11 @@
 #include <cmath>
 
 #include "ingot/gpu/allocator.h"
-#ifdef INGOT_EMULATED_DEVICE
-#include "ingot/gpu/emulation/grid.h"
-#endif
 #include "ingot/models/gpt/config/place.h"
 #include "ingot/models/gpt/generate/device_weights.h"
 #include "ingot/models/gpt/gpt_variants.test.h"
 #include "ingot/testing/device_buffer.h"
+#include "ingot/testing/emulated_limits.h"
 #include "ingot/testing/gpu_test.h"
 
 namespace ingot {
@@ -211,13 +209,12 @@ TEST(GptPlace, EveryGpuFromComputeCapability80OnRunsAModel) {
   gpu::Limits turing = gpu::limits_of("8.6");
   turing.capability = 75;
   for (const char* capability : {"8.0", "8.6", "8.9", "10.0", "12.0"}) {
-    emulation::set_device_limits(gpu::limits_of(capability));
+    const testing::EmulatedLimits limits(capability);
     EXPECT_EQ(place_of_gpt(c, DeviceChoice::cuda).device, kGpu) << capability;
   }
-  emulation::set_device_limits(turing);
+  const testing::EmulatedLimits limits(turing);
   EXPECT_EQ(place_of_gpt(c, DeviceChoice::automatic).note,
             "on the CPU: found emulated GPU of compute capability 7.5, expected 8.0 or later");
-  emulation::set_device_limits({});
 }
 #endif
 

@@ -7,9 +7,6 @@
 #include <cstdio>
 
 #include "ingot/gpu/allocator.h"
-#ifdef INGOT_EMULATED_DEVICE
-#include "ingot/gpu/emulation/grid.h"
-#endif
 #include "ingot/gpu/limits.h"
 #include "ingot/io/file.h"
 #include "ingot/models/decode/model/decoder.h"
@@ -17,6 +14,7 @@
 #include "ingot/models/gpt_oss/archive.h"
 #include "ingot/models/gpt_oss/random_checkpoint.test.h"
 #include "ingot/models/registry.h"
+#include "ingot/testing/emulated_limits.h"
 #include "ingot/testing/gpu_test.h"
 #include "ingot/testing/temporary_directory.h"
 #include "ingot/testing/testing.h"
@@ -67,10 +65,7 @@ TEST_F(GptOssOpenCuda, RandomWeightsAreMadeOnTheGpuInTheFormatOfTheirName) {
 }
 
 #ifdef INGOT_EMULATED_DEVICE
-struct GptOssOpenByCapabilityCuda : GptOssOpenCuda {
-  void TearDown() override { emulation::set_device_limits({}); }
-};
-TEST_F(GptOssOpenByCapabilityCuda, EveryGpuFromComputeCapability80OnGivesTheTokensOfHoppersPhasedPathByBothPaths) {
+TEST_F(GptOssOpenCuda, EveryGpuFromComputeCapability80OnGivesTheTokensOfHoppersPhasedPathByBothPaths) {
   testing::GptOssCheckpoint().write(path);
   const auto answer = [&](const DecoderOptions& options) {
     const OpenedModel m = open_model(path, options);
@@ -82,18 +77,18 @@ TEST_F(GptOssOpenByCapabilityCuda, EveryGpuFromComputeCapability80OnGivesTheToke
   };
   const std::vector<int32_t> want = answer({.context = 64, .device = DeviceChoice::cuda, .megakernel = false});
   for (const char* capability : {"8.0", "8.6", "8.9", "10.0", "12.0"}) {
-    emulation::set_device_limits(gpu::limits_of(capability));
+    const testing::EmulatedLimits limits(capability);
     for (const bool megakernel : {true, false})
       EXPECT_EQ(answer({.context = 64, .device = DeviceChoice::cuda, .megakernel = megakernel}), want)
           << capability << (megakernel ? ", the megakernel" : "");
   }
 }
-TEST_F(GptOssOpenByCapabilityCuda, AGpuOlderThanTheKernelsIsReplacedByTheCpuOrRefusedInOneLine) {
+TEST_F(GptOssOpenCuda, AGpuOlderThanTheKernelsIsReplacedByTheCpuOrRefusedInOneLine) {
   testing::GptOssCheckpoint().write(path);
   gpu::Limits turing = gpu::limits_of("8.6");
   for (const int capability : {70, 75}) {
     turing.capability = capability;
-    emulation::set_device_limits(turing);
+    const testing::EmulatedLimits limits(turing);
     const std::string found =
         detail::concat("found emulated GPU of compute capability 7.", capability % 10, ", expected 8.0 or later");
     const OpenedModel m = open_model(path, {.context = 16});
@@ -103,7 +98,6 @@ TEST_F(GptOssOpenByCapabilityCuda, AGpuOlderThanTheKernelsIsReplacedByTheCpuOrRe
     const auto refused = [&](const DecoderOptions& o) { return error_of([&] { open_model(path, o); }); };
     EXPECT_EQ(refused({.context = 16, .device = DeviceChoice::cuda}), "unsupported: device cuda: " + found);
   }
-  emulation::set_device_limits({});
   EXPECT_EQ(open_model(path, {.context = 16}).decoder->device().kind, Device::cuda);
 }
 #endif

@@ -4,12 +4,10 @@
 #include <algorithm>
 #include <cmath>
 
-#ifdef INGOT_EMULATED_DEVICE
-#include "ingot/gpu/emulation/grid.h"
-#endif
 #include "ingot/models/gpt/generate/decoder.h"
 #include "ingot/models/gpt/generate/device_weights.h"
 #include "ingot/models/gpt/gpt_variants.test.h"
+#include "ingot/testing/emulated_limits.h"
 #include "ingot/testing/gpu_test.h"
 #include "ingot/testing/testing.h"
 
@@ -23,9 +21,7 @@ const Device kGpu{Device::cuda, 0};
 // The emulated GPU has the limits of an RTX 3090.
 class DeviceDecoderCuda : public testing::GpuTest<> {
 #ifdef INGOT_EMULATED_DEVICE
- protected:
-  void SetUp() override { emulation::set_device_limits(gpu::limits_of("8.6")); }
-  void TearDown() override { emulation::set_device_limits({}); }
+  const testing::EmulatedLimits limits_{"8.6"};
 #endif
 };
 constexpr int kTokens = testing::kEmulated ? 3 : 8;  // of a call
