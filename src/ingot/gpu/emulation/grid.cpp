@@ -335,6 +335,12 @@ void check_shape(const char* name, const Shape& s) {
               ": found a cooperative launch of ", s.grid, " blocks, expected at most ", settings().resident_blocks);
 }
 
+// The code for GPUs without clusters has nothing in the place of a cluster's barrier (gpu/ptx/cluster.cuh).
+void check_clusters() {
+  if (!gpu::current_limits().hopper)
+    complain("found a cluster barrier on a GPU without clusters, where no thread waits; expected one of the block");
+}
+
 // The variable's memory in a block.
 char* memory_of(Block& b, uint32_t variable) {
   auto& memory = b.memory[variable];
@@ -501,6 +507,7 @@ uint32_t cluster_rank() { return self->block->rank; }
 uint32_t cluster_size() { return uint32_t(grid->shape.cluster); }
 void cluster_arrive() {
   const Silence silence;
+  check_clusters();
   Cluster& c = *self->block->cluster;
   self->cluster_phase = c.phase;
   tsan_release(&c.sync[c.phase % 2]);

@@ -39,7 +39,7 @@ void check_config(const RmsNormConfig& c, int64_t vecs) {
 }
 
 // For tensors larger than L2.
-void check_large_config(const RmsNorm& a, const RmsNormConfig& c) {
+void check_large_config(const RmsNorm& a, const RmsNormConfig& c, const gpu::Limits& limits) {
   if (!c.kept && !c.reread && !c.walk) return;
   const int most = c.reread && a.residual ? kRmsNormMaxThreads : c.walk ? kWalkThreads : kKeptThreads;
   const int vecs = c.reread && a.residual ? 2 : 4;
@@ -58,6 +58,11 @@ void check_large_config(const RmsNorm& a, const RmsNormConfig& c) {
       c.cluster, " of ", c.threads, " threads, expected ", vecs,
       " x 1 (or 2 x 1, 3 x 1 or 1 x 2 where rows are kept) in ", most,
       " threads, clusters only where blocks walk, and a block to a row where it is read twice without a residual");
+  // Also where a cluster is a single block: the barrier behind the kernel's first writes to shared memory is the
+  // cluster's, and code for other GPUs has no such barrier.
+  if (c.walk && !limits.hopper)
+    fail(ErrorCode::unsupported, "rmsnorm: found blocks that walk over rows on a GPU of compute capability ",
+         limits.capability / 10, ".", limits.capability % 10, ", expected one of 9.0, which has clusters");
 }
 
 // More rows than a grid may have blocks are divided among several launches.
@@ -159,8 +164,8 @@ void rmsnorm_with(const RmsNorm& a, const RmsNormTuning& tuning, Stream stream) 
   if (rows == 0 || cols == 0) return;
   const RmsNormConfig& c = tuning.config;
   check_config(c, cols * size_of(a.x.dtype) / 16);
-  check_large_config(a, c);
   const gpu::Limits limits = rmsnorm_limits(a.x.device.index);
+  check_large_config(a, c, limits);
   const bool overlap = tuning.overlap && limits.hopper;
 
   if (c.kept || c.reread || c.walk) return launch_large(a, c, limits, overlap, tuning.prefetch, stream);

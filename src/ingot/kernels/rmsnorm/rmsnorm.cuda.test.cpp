@@ -6,10 +6,14 @@
 
 #include <cmath>
 
+#include "ingot/core/check.h"
 #include "ingot/gpu/device.h"
+#include "ingot/gpu/limits.h"
 #include "ingot/kernels/rmsnorm/rmsnorm_config.h"
 #include "ingot/testing/device_buffer.h"
+#include "ingot/testing/emulated_limits.h"
 #include "ingot/testing/gpu_test.h"
+#include "ingot/testing/temporary_directory.h"
 
 namespace ingot {
 namespace {
@@ -375,9 +379,25 @@ TEST_F(RmsNormCuda, GivesTheSameWhenClustersWalkOverRows) {
 }
 
 TEST_F(RmsNormCuda, WalksOverRowsSmall) {
-  if (cuda::rmsnorm_limits(0).smem_per_block < 72 * 1024) GTEST_SKIP() << "needs the shared memory of a larger ring";
+  if (!cuda::rmsnorm_limits(0).hopper) GTEST_SKIP() << "needs clusters";
   // No cluster: racecheck takes words polled across blocks for races.
   check_walk({.rows = 600, .cols = 1000, .x = DType::f32, .y = DType::f32, .w = DType::f32}, 1, true);
+}
+
+// The only barrier between the kernel's first writes to shared memory and the first row is the cluster's, so blocks
+// without clusters are refused, too.
+TEST_F(RmsNormCuda, BlocksThatWalkOverRowsAreRefusedWhereThereAreNoClusters) {
+#ifdef INGOT_EMULATED_DEVICE
+  const testing::EmulatedLimits ampere("8.0");
+#endif
+  const gpu::Limits limits = cuda::rmsnorm_limits(0);
+  if (limits.hopper) GTEST_SKIP() << "this GPU has clusters";
+  const std::string found = testing::error_of(
+      [] { check_walk({.rows = 2, .cols = 1000, .x = DType::f32, .y = DType::f32, .w = DType::f32}, 1, true); });
+  EXPECT_EQ(
+      found,
+      detail::concat("unsupported: rmsnorm: found blocks that walk over rows on a GPU of compute capability ",
+                     limits.capability / 10, ".", limits.capability % 10, ", expected one of 9.0, which has clusters"));
 }
 
 // Smaller cases for compute-sanitizer.
