@@ -7,12 +7,20 @@
 
 #include "ingot/gpu/bandwidth.h"
 #include "ingot/gpu/device.h"
+#include "ingot/testing/gpu_test.h"
 
 namespace ingot {
 namespace {
 
-TEST(PlainLaunchesCuda, KernelsRunInTheirOrderWithTheRecordedArguments) {
-  if (gpu::device_count() == 0) GTEST_SKIP() << "found no GPU";
+class PlainLaunchesCuda : public testing::GpuTest<> {
+ protected:
+  void SetUp() override {
+    GpuTest::SetUp();
+    if (testing::kEmulated) GTEST_SKIP() << "the emulator has no CUDA graphs";
+  }
+};
+
+TEST_F(PlainLaunchesCuda, KernelsRunInTheirOrderWithTheRecordedArguments) {
   constexpr int64_t kCount = 1 << 16, kBytes = kCount * int64_t(sizeof(int32_t));
   std::vector<int32_t> from(kCount), found(kCount);
   std::iota(from.begin(), from.end(), 1);
@@ -33,8 +41,7 @@ TEST(PlainLaunchesCuda, KernelsRunInTheirOrderWithTheRecordedArguments) {
   }
 }
 
-TEST(PlainLaunchesCuda, OtherWorkThanKernelsIsRefused) {
-  if (gpu::device_count() == 0) GTEST_SKIP() << "found no GPU";
+TEST_F(PlainLaunchesCuda, OtherWorkThanKernelsIsRefused) {
   gpu::DeviceMemory memory(1024);
   const gpu::OwnedStream stream;
   EXPECT_THROW(gpu::PlainLaunches(stream, [&] { gpu::fill_bytes(memory.data(), 0, 1024, stream); }), Error);
