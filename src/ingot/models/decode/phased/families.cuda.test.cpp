@@ -40,23 +40,27 @@ void check_on_gpu(const FamilyCase& t, bool megakernel = false) {
         m.spec, m.weights, DecoderOptions{.context = room, .wait_limit = testing::kEmulated ? 1000. : 2.});
     if (megakernel) EXPECT_TRUE(gpu->use_megakernel(true));
     const auto last = std::make_shared<size_t>(0);  // tokens of the last step
-    return testing::DecodeUnderTest{.extend =
-                                        [gpu, last, vocab = size_t(m.spec.vocab)](std::span<const int32_t> ids) {
-                                          *last = ids.size();
-                                          gpu->extend(ids, uint32_t(ids.size()));
-                                          std::vector<float> all(ids.size() * vocab);
-                                          gpu->logits(uint32_t(ids.size()), all.data());
-                                          std::vector<std::vector<double>> rows;
-                                          for (size_t i = 0; i < ids.size(); ++i)
-                                            rows.emplace_back(&all[i * vocab], &all[i * vocab] + vocab);
-                                          return rows;
-                                        },
-                                    .choices =
-                                        [gpu, last](size_t i) {
-                                          return int64_t(*last) > gpu->batch() ? choices_of_prompt(*gpu, *last, i)
-                                                                               : testing::choices_of(*gpu, i);
-                                        },
-                                    .state = [gpu] { return download(gpu->buffers().state, 1)[0]; }};
+    const auto rows_of = [gpu, vocab = size_t(m.spec.vocab)](size_t count) {
+      std::vector<float> all(count * vocab);
+      gpu->logits(uint32_t(count), all.data());
+      std::vector<std::vector<double>> rows;
+      for (size_t i = 0; i < count; ++i) rows.emplace_back(&all[i * vocab], &all[i * vocab] + vocab);
+      return rows;
+    };
+    return testing::DecodeUnderTest{
+        .extend =
+            [gpu, last, rows_of](std::span<const int32_t> ids) {
+              *last = ids.size();
+              gpu->extend(ids, uint32_t(ids.size()));
+              return rows_of(ids.size());
+            },
+        .choices =
+            [gpu, last](size_t i) {
+              return int64_t(*last) > gpu->batch() ? choices_of_prompt(*gpu, *last, i) : testing::choices_of(*gpu, i);
+            },
+        .state = [gpu] { return download(gpu->buffers().state, 1)[0]; },
+        // of one row after a prompt by the matrix kernels
+        .logits_of_token = [gpu, last, rows_of] { return rows_of(int64_t(*last) > gpu->batch() ? 1 : *last).back(); }};
   });
 }
 

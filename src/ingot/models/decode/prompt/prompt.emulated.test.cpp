@@ -175,7 +175,8 @@ void check_case(const DecodeCase& t, int count, Split split) {
               for (size_t r = 1; r < gpus->buffers.size(); ++r) EXPECT_EQ(gpus->choices(r, T, i), chosen);
               return chosen;
             },
-        .state = [&] { return *gpus->gpus.ranks[0]->buffers.state; }};
+        .state = [&] { return *gpus->gpus.ranks[0]->buffers.state; },
+        .logits_of_token = [&] { return gpus->gpus.ranks[0]->rows_of_logits(1)[0]; }};
   });
 }
 
@@ -340,7 +341,8 @@ TEST(FamiliesPromptsEmulated, EveryFamilyIsTheModel) {
       const auto gpu = std::make_shared<FamilyPrompts>(m, uint32_t(room));
       return testing::DecodeUnderTest{.extend = [gpu](std::span<const int32_t> ids) { return gpu->extend(ids); },
                                       .choices = [gpu](size_t i) { return gpu->choices(i); },
-                                      .state = [gpu] { return *gpu->gpu.buffers.state; }};
+                                      .state = [gpu] { return *gpu->gpu.buffers.state; },
+                                      .logits_of_token = [gpu] { return gpu->gpu.rows_of_logits(1)[0]; }};
     });
   }
   EXPECT_GE(count, 12);
@@ -357,13 +359,15 @@ TEST(FamiliesPromptsEmulated, TwoGpusAreTheModel) {
       testing::check_family(t, [&](const testing::RandomModel& m, int64_t room) {
         const auto gpus = std::make_shared<Prompts>(m.spec, m.weights, uint32_t(room), 2, split);
         const auto T = std::make_shared<size_t>(0);  // tokens of the last step
-        return testing::DecodeUnderTest{.extend =
-                                            [gpus, T](std::span<const int32_t> ids) {
-                                              *T = ids.size();
-                                              return gpus->extend(ids);
-                                            },
-                                        .choices = [gpus, T](size_t i) { return gpus->choices(1, *T, i); },
-                                        .state = [gpus] { return *gpus->gpus.ranks[1]->buffers.state; }};
+        return testing::DecodeUnderTest{
+            .extend =
+                [gpus, T](std::span<const int32_t> ids) {
+                  *T = ids.size();
+                  return gpus->extend(ids);
+                },
+            .choices = [gpus, T](size_t i) { return gpus->choices(1, *T, i); },
+            .state = [gpus] { return *gpus->gpus.ranks[1]->buffers.state; },
+            .logits_of_token = [gpus] { return gpus->gpus.ranks[0]->rows_of_logits(1)[0]; }};
       });
     }
 }
