@@ -26,14 +26,15 @@ enum class DraftWhich { none, predicted, all };  // predicted: of requests with 
 struct ServeOptions {
   int64_t waiting = 64;       // most requests without a slot; a further request is Error{busy}
   double wait_seconds = 120;  // a request that waits longer for a slot ends with Error{busy}
-  // The time that prompts may take between two sampled tokens of the running answers. The tokens of a chunk follow from
-  // the measured time of the chunks before.
+  // The time that prompts may take between two sampled tokens of the running answers. The number of tokens in a chunk
+  // follows from the measured times of earlier chunks.
   double chunk_seconds = 0.05;
   DraftWhich drafted = DraftWhich::predicted;
   draft::Options draft = {.make = draft::make_lookup};
   // How long an idle scheduler waits for announced requests, so that prompts that arrive at once share a pass.
   double announced_seconds = 0.002;
-  int64_t chunk = 0;  // if not 0, the most tokens of a chunk in place of that; at most the decoder's batch
+  // The most tokens of a chunk, at most the decoder's batch; 0: as many as chunk_seconds allows.
+  int64_t chunk = 0;
 };
 
 // How a request ended.
@@ -41,7 +42,7 @@ struct ServeOutcome {
   Finish finish = Finish::length;
   int32_t stop_id = -1;
   std::exception_ptr error;        // the error that ended the request, if any
-  int64_t prompt = 0, reused = 0;  // tokens of the prompt; of these, tokens that the slot already held
+  int64_t prompt = 0, reused = 0;  // tokens of the prompt, and how many of them the slot already held
   int64_t tokens = 0;              // new tokens
   double queue_seconds = 0;        // from arrival to a slot
   double prompt_seconds = 0;       // from the slot to the first token
@@ -54,11 +55,11 @@ struct ServeRequest {
   int64_t tokens = 1;  // most new tokens, at least 1; 0 if only the prompt is scored
   SamplingOptions sampling;
   uint64_t seed = 1;
-  int64_t vocab = 0;  // SampleOptions
+  int64_t vocab = 0;  // ids from here on are never sampled; 0: the model's vocabulary
   std::vector<LogitBias> bias;
   std::vector<int32_t> stop_ids;
-  int64_t logprobs = -1;
-  // Subtracted from the logit of a sampled token: the first for each occurrence, the second once.
+  int64_t logprobs = -1;  // the number of likeliest tokens that come with each token's logprob; -1: no logprobs
+  // Subtracted from the logits of the answer's tokens: the first for each occurrence of a token, the second once.
   double frequency_penalty = 0, presence_penalty = 0;
   bool has_penalty() const { return frequency_penalty != 0 || presence_penalty != 0; }
   // The tokens that may come next, as in SampleOptions::allowed, and the tokens that may come after each token of a
@@ -74,8 +75,9 @@ struct ServeRequest {
   // receives, in order and in one or more calls, the logprobs of the prompt's tokens from the second token on, each
   // with the `logprobs` likeliest tokens of that position. Called on the scheduler's thread.
   std::function<void(std::span<const TokenLogprobs>)> on_prompt;
-  // Called on the scheduler's thread, like `allowed`, and must return quickly. False ends the answer after this token,
-  // with Finish::stop. on_end is called exactly once for an accepted request, and last.
+  // Both functions are called on the scheduler's thread, like `allowed`, and must return quickly. Where on_token
+  // returns false, the answer ends after this token, with Finish::stop. on_end is called exactly once for an accepted
+  // request, after all other functions.
   std::function<bool(int32_t, const TokenLogprobs*)> on_token;
   std::function<void(const ServeOutcome&)> on_end;
 };
@@ -105,8 +107,8 @@ class Scheduler {
   // Says that a request is being received, until the result is released; the scheduler must outlive the result. May be
   // called from any thread.
   std::shared_ptr<void> announce();
-  // May be called from any thread, repeatedly, and after the end. The request ends with Finish::cancelled before its
-  // next token or chunk.
+  // May be called from any thread, repeatedly, and after the request has ended. A running request ends with
+  // Finish::cancelled before its next token or chunk.
   void cancel(const Handle& job);
 
   // Accepts no further requests. Returns true if all requests end within the time.
@@ -115,34 +117,44 @@ class Scheduler {
 
  private:
   struct Slot;
+  struct Chunk;
+
   void check(const ServeRequest& r) const;
+  bool drafts(const ServeRequest& r) const;
   void run();
   bool step();
   void sweep(std::vector<Handle>& ended);
+  void finish(const Handle& job, Finish finish, std::exception_ptr error = {});
+
+  // scheduler_slots.cpp
   Handle next_waiting();
   void admit();
   size_t slot_for(const Job& job) const;
   void start(Job& job, size_t slot);
-  struct Chunk;
+  void copy_prefix(Job& job);
+
+  // scheduler_prompts.cpp
   Chunk next_chunk();
   std::vector<Handle> answers_beside_prompts() const;
   bool shares_with(const Chunk& chunk, const Job& job) const;
-  void copy_prefix(Job& job);
   bool feed_chunk();
   std::vector<bool> feed(const Chunk& chunk);
   void feed_pending(const Handle& job);
   bool feed_scored(Job& job, std::span<const int32_t> part);
   void learn(int64_t tokens, double seconds);
   void advance(const Handle& job, size_t tokens);
+
+  // scheduler_answers.cpp
   bool sample_all();
-  bool drafts(const ServeRequest& r) const;
+  std::vector<Handle> ready_answers(bool& ended);
+  std::vector<Decoder::Request> requests_of(const std::vector<Handle>& jobs) const;
+  void hand_out(const Handle& job, const Sampled& sampled);
   int64_t answers_of_draft_step() const;
   void prepare(Job& job);
   SampleOptions options_of(const Job& job, bool drafting, bool prompts_follow) const;
   std::vector<Sampled> sample(const std::vector<Decoder::Request>& requests);
   void count_step(Job& job, const Sampled& sampled);
   void take(Job& job, int32_t token);
-  void finish(const Handle& job, Finish finish, std::exception_ptr error = {});
 
   Decoder& decoder_;
   const ServeOptions options_;
@@ -153,7 +165,7 @@ class Scheduler {
   std::vector<std::string> turns_;  // clients that got a slot, the latest last
   bool draining_ = false, closing_ = false;
   ServeCounts counts_;
-  // Used by the thread only.
+  // Used by the scheduler's thread only.
   std::vector<Slot> slots_;
   std::vector<Handle> running_;
   bool step_ahead_ = false;                     // a GPU may compute the next step of the running answers already
