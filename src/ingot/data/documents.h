@@ -9,7 +9,7 @@ namespace ingot {
 constexpr const char* kStandardInput = "-";  // as a path
 
 struct Document {
-  std::string name;  // the file's path, of a line of JSON with ":<line>"
+  std::string name;  // the path of its file; followed by ":<line>" for a line of a JSON file
   std::string text;  // UTF-8, not empty
 };
 
@@ -22,13 +22,13 @@ struct Document {
 //
 // In a directory, names with a leading "." are left out, and so are Ingot's own outputs (own_output.h) and files with a
 // zero byte among the first 8,192 bytes. Linked files and directories are read, each directory once; a linked directory
-// that contains `path` is skipped. `left_out`, when given, receives a line for each run, tokenizer and so on, for each
-// binary file and for each linked directory, that is not read.
+// that contains `path` is skipped. `left_out`, where not null, receives a line of text for each output of Ingot, each
+// binary file and each linked directory that was not read.
 std::vector<Document> read_documents(const std::string& path, std::vector<std::string>* left_out = nullptr);
 
 struct SplitOptions {
-  int64_t every = 20;  // hold out every 20th document of a shuffle
-  double tail = 0.1;   // of a single document: its last tenth
+  int64_t every = 20;  // one of this many documents is held out, in a shuffled order
+  double tail = 0.1;   // the share of a single document, at its end, that is held out
   uint64_t seed = 1;
 };
 struct DocumentSplit {

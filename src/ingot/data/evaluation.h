@@ -12,13 +12,14 @@ namespace ingot {
 
 struct EvaluationOptions {
   int64_t tokens = 0;      // most tokens of a batch
-  int64_t context = 2048;  // longest segment; lowered to `tokens`
+  int64_t context = 2048;  // most tokens of a segment, at most `tokens`
   // 0: segments do not overlap. Otherwise segments of `context` tokens advance by `stride` inside a document, and each
   // target is scored in its first segment: with at least context - stride tokens before the target, or all earlier
   // tokens of the document.
   int64_t stride = 0;
-  // Batches of exactly `tokens` tokens, which may begin inside a document (the parameter-golf rule: the result depends
-  // a little on `tokens`). Otherwise segments stay whole, and the result does not depend on `tokens`.
+  // false: a batch holds whole segments, and the result does not depend on `tokens`. true: batches of exactly `tokens`
+  // tokens, which may begin inside a document (the rule of parameter-golf); the result then depends a little on
+  // `tokens`.
   bool flat = false;
 };
 
@@ -35,7 +36,7 @@ class EvaluationBatches {
   struct Segment {
     int64_t begin;
     int32_t length, unscored;  // the first `unscored` targets belong to an earlier segment
-    int32_t before;            // tokens of the document in Batch::before
+    int32_t before;            // how many earlier tokens of the document are in Batch::before
     int32_t document;
   };
   void cut_document(int64_t begin, int64_t end, int32_t document);
@@ -50,11 +51,12 @@ class EvaluationBatches {
   std::vector<int64_t> firsts_;  // first segment of each batch, and the number of segments
 };
 
-// Bytes of the text of target t in segment s: the denominator of bits per byte. bos and control count zero.
+// The bytes of text that target t in segment s stands for; bos and control tokens stand for none. Their sum over all
+// scored targets is the denominator of bits per byte.
 int64_t target_bytes(const Tokenizer& tokenizer, const Batch& batch, int64_t s, int64_t t);
 int64_t target_bytes(const Tokenizer& tokenizer, const Batch& batch);  // of all scored targets
-// The bytes of text of all targets of documents of `document_bytes` bytes: all bytes, or, without bos, all bytes except
-// for each document's first token.
+// The same sum for all documents of a source, which have `document_bytes` bytes together. Without bos, the first token
+// of each document is no target, and its bytes are not in the sum.
 int64_t expected_bytes(int64_t document_bytes, const Tokenizer& tokenizer, const TokenSource& source);
 // bits per byte = sum of losses (natural logarithm) / ln 2 / bytes
 double bits_per_byte(double loss_sum, int64_t bytes);

@@ -42,7 +42,7 @@ template <> struct Narrow<Silu> {
 // A more accurate logarithm than that of Approximate.
 template <> struct Narrow<Softplus> {
   __device__ static float value(float x) {
-    return detail::relu_of_any_gpu(x) + detail::log1p_of_unit_8(detail::fast_exp2(fabsf(x) * -detail::kLog2e));
+    return detail::relu_or_nan(x) + detail::log1p_of_unit_8(detail::fast_exp2(fabsf(x) * -detail::kLog2e));
   }
   __device__ static float slope(float x) { return Softplus::slope(Approximate(x)).v; }
 };

@@ -7,13 +7,16 @@
 
 #include "ingot/core/hd.h"
 #include "ingot/kernels/activation/activation.cuh"
+#ifdef __CUDACC__
+#include "ingot/gpu/ptx/max_or_nan.cuh"
+#endif
 
 namespace ingot::detail {
 
-// max(x, 0), and a NaN for a NaN: fast_relu(), and before compute capability 8.0, which has no such instruction, two.
-INGOT_HD inline float relu_of_any_gpu(float x) {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
-  return x <= 0 ? 0 : x;
+// max(x, 0), and a NaN for a NaN. Unlike fast_relu(), the function also compiles for compute capability 7.5.
+INGOT_HD inline float relu_or_nan(float x) {
+#ifdef __CUDA_ARCH__
+  return ptx::max_or_nan(x, 0);
 #else
   return fast_relu(x);
 #endif
@@ -40,7 +43,7 @@ INGOT_HD inline NormalTail normal_tail(float x) {
 }
 INGOT_HD inline float gelu_value(float x) {
   const NormalTail n = normal_tail(x);
-  return relu_of_any_gpu(x) - n.t * (n.e * n.r);
+  return relu_or_nan(x) - n.t * (n.e * n.r);
 }
 INGOT_HD inline float gelu_slope(float x) {
   const NormalTail n = normal_tail(x);

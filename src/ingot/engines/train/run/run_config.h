@@ -12,23 +12,23 @@
 namespace ingot {
 
 struct TrainOptions {
-  // Length: `steps`, or a time budget when `seconds` > 0: for steps, scores and saves, with `reserve_seconds` kept for
-  // the last save and score.
+  // Length: `steps` steps, or where `seconds` > 0 a time budget for steps, scores and saves, of which `reserve_seconds`
+  // are kept for the last save and score.
   int64_t steps = 1000;
   double seconds = 0, reserve_seconds = 1;
   uint64_t seed = 1;
-  // Batches: `batch_tokens` per forward and backward, `accumulation` batches per step, cut at documents and at the
-  // model's context. Order: shuffled, sequential or windows (data/packer.h).
+  // `batch_tokens` tokens per forward and backward pass, cut into segments at documents and at the model's context;
+  // `accumulation` passes per step.
   int64_t batch_tokens = 4096, accumulation = 1;
-  std::string order = "shuffled";
+  std::string order = "shuffled";  // in which batches take tokens from the documents: a BatchOrder (data/packer.h)
   // char: the text's characters; bpe: trained on the training documents to model.vocab tokens; else a tokenizer's file.
   std::string tokenizer = "bpe";
-  // Held out: every n-th document of a seeded shuffle, or the tail of a single document.
+  // What is held out: one of held_out_every documents, or the end of a single document (SplitOptions).
   uint64_t split_seed = 1;  // not the run's seed: runs of several seeds are scored on the same documents
   int64_t held_out_every = 20;
   double held_out_tail = 0.1;
-  std::string products = "fp32";  // of matrices: fp32, or bf16 (operands rounded, sums in fp32)
-  // All in steps; 0: never (checkpoints: at the end only).
+  std::string products = "fp32";  // type of matrix products: fp32, or bf16 (operands rounded, sums in fp32)
+  // A score, checkpoint or line of the log after every so many steps; 0: never (checkpoints: only at the end).
   int64_t eval_every = 0, checkpoint_every = 0, log_every = 10;
   int64_t keep_checkpoints = 2;  // how many of the newest; the checkpoint with the best held-out score is kept too
   bool keep_best = true;         // save whenever held-out text has the best score so far

@@ -30,7 +30,8 @@ class TileUnit {
 
   template <int R, int C>
   __attribute__((noinline)) void multiply(int64_t steps, const float* a, const float* b, float* c, int64_t ldc) const {
-    asm volatile("" ::: "memory");  // g++ 12 does not know: a tile load reads memory
+    // g++ 12 does not know that a tile load reads memory, and could otherwise move stores behind the load.
+    asm volatile("" ::: "memory");
     _tile_zero(0);
     _tile_zero(1);
     _tile_zero(2);

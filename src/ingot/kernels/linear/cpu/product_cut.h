@@ -73,7 +73,8 @@ template <class T> struct ByVectors {
   static constexpr int64_t kPacked = 1 << 20;          // elements of b (4 MB of f32), a part of the last-level cache
   static constexpr int64_t kPackedTogether = 1 << 18;  // elements of a and b together (1 MB)
   static constexpr int64_t kTaskWork = 1 << 19;        // multiply-adds: some 10 us
-  static constexpr int64_t kStride = 2048;  // bytes between rows of b in place
+  // b is read in place only where its rows are at most this many bytes apart: rows whole pages apart share a set of L1.
+  static constexpr int64_t kStride = 2048;
 
   static Cut cut(const Gemm<T>& g) {
     Cut c{.tile = tile_of(T{})};

@@ -116,8 +116,7 @@ struct PrefilteredHead {
   uint64_t* lower_bounds;  // the field of Buffers
 };
 
-// The widest heads: of GPT-OSS, and of the families.
-constexpr uint32_t kTokenHeadDim = 64, kFamilyTokenHeadDim = 128;
+constexpr uint32_t kTokenHeadDim = 64;  // of GPT-OSS
 
 // The grid barriers of a token, in order: one after each stage of each layer.
 constexpr uint32_t kGridBarriersPerLayer = 5;
