@@ -11,7 +11,7 @@ from conftest import DEVICE, on_cpu
 from ingot import optim
 
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
-# One step multiplies an error in X by at most the polynomial's largest slope, which it has at 0.
+# One step multiplies an error in X by at most the largest slope of the polynomial, which is its slope at 0.
 SLOPE = COEFFICIENTS[0]
 torch_muon = pytest.importorskip("torch.optim._muon", reason="this PyTorch has no Muon of its own") if hasattr(torch.optim, "Muon") else None
 
@@ -77,7 +77,7 @@ OPTIONS = [{}, {"nesterov": False, "weight_decay": 0.0}, {"row_normalise": True,
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 def test_follows_newton_schulz_in_fp64(device, dtype, options):
     if device.type == "cuda" and dtype is torch.float64:
-        pytest.skip("fp64 is a CPU's")
+        pytest.skip("fp64 is computed on CPUs only")
     parameters, steps, lr = matrices(device, dtype), 3, 0.05
     reference = Reference(parameters, lr=lr, **options)
     optimizer = optim.Muon(parameters, lr=lr, products="fp32", **options)
@@ -85,9 +85,9 @@ def test_follows_newton_schulz_in_fp64(device, dtype, options):
         train(optimizer, parameters, 1, step)
         reference.step(gradients_of(step, parameters))
     for p, want in zip(parameters, reference.p):
-        # The kernel adds 1e-7 to a norm of at least 0.3, where the reference has a maximum: 3e-7 of X. fp32: the bound of
-        # kernels/muon/muon.test.cpp, 3e-4 of an X whose entries are below 1.3. bf16: p and the momentum are rounded at every step, the
-        # momentum to 2^-9 of itself; the iteration multiplies this error by the same slope.
+        # fp64: the kernel adds 1e-7 to a norm of at least 0.3, and the reference takes a maximum instead, which differs by 3e-7 of X. fp32:
+        # the bound of kernels/muon/muon.test.cpp, 3e-4 for an X whose entries are below 1.3. bf16: p and the momentum are rounded at every
+        # step, the momentum to 2^-9 of itself; the iteration multiplies this error by at most SLOPE.
         size = 0.2 * math.sqrt(max(p.shape[-2:])) if "match_rms_adamw" in options.values() else math.sqrt(max(1, p.shape[-2] / p.shape[-1]))
         of_factor = {torch.float64: 3e-7 * 1.3, torch.float32: 3e-4, torch.bfloat16: 2.0**-9 * SLOPE**2}[dtype]
         of_value = {torch.float64: 2.0**-50, torch.float32: 2.0**-22, torch.bfloat16: 2.0**-9}[dtype]
@@ -110,8 +110,9 @@ def test_is_torchs_muon(monkeypatch, options):
 
 @pytest.mark.skipif(torch_muon is None, reason="this PyTorch has no Muon")
 def test_is_within_torchs_own_rounding_of_torchs_muon(device):
-    """PyTorch iterates in bf16, as the kernel does with products="bf16". Of X + (b A + c A A) X the terms have three and five factors X, each
-    rounded by 2^-9: a step errs by (3 |b| + 5 |c|) 2^-9 of X, and five steps, whose slopes are about 1 where X has arrived, by as much each."""
+    """PyTorch iterates in bf16, as the kernel does with products="bf16". The terms b A X and c A A X of a step have three and five factors X,
+    each rounded by 2^-9, so a step errs by (3 |b| + 5 |c|) 2^-9 of X. Near the result the slope of a step is about 1, so the errors of the five
+    steps add up."""
     narrow = 5 * (3 * abs(COEFFICIENTS[1]) + 5 * abs(COEFFICIENTS[2])) * 2.0**-9
     start = [p.detach() for p in matrices(device) if p.dim() == 2]
     exact = Reference(start, lr=1.0, weight_decay=0.0)
@@ -451,7 +452,7 @@ def test_a_dict_that_is_no_state_dict_and_torchs_muon_for_a_group_of_adamw_are_r
 @pytest.mark.parametrize("shape", [(16, 3, 3, 3), (4, 8, 3, 1), (6, 2, 1, 1), (2, 40, 5, 5)])
 @pytest.mark.parametrize("channels_last", [False, True])
 def test_the_weight_of_a_convolution_is_one_flattened_matrix(device, shape, adjust, channels_last):
-    """As KellerJordan/Muon has it: the matrix is (N, C H W), the factor of lr that of the window's height and width."""
+    """As in KellerJordan/Muon, the matrix is (N, C H W), and the factor of lr follows from the height and width of the window."""
     layout = torch.channels_last if channels_last else torch.contiguous_format
     weight = torch.randn(shape, device=device).to(memory_format=layout).requires_grad_()
     flat = weight.detach().flatten(1).double()

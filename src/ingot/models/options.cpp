@@ -32,13 +32,13 @@ DecoderOptions choose_slots(DecoderOptions o, int64_t model_context,
                             const std::function<bool(int64_t slots, int64_t context)>& fits) {
   if (!o.fit_slots || (o.slots > 0 && o.context > 0)) return o;
   const int64_t most = o.slots > 0 ? o.slots : kMostSlots, wanted = o.slots > 0 ? o.slots : kManySlots;
-  const auto slots_of = [&](int64_t context) {  // as many as fit
-    int64_t some = 0;
-    for (int64_t more = most + 1; more - some > 1;) {
-      const int64_t middle = (some + more) / 2;
-      (fits(middle, context) ? some : more) = middle;
+  const auto slots_of = [&](int64_t context) {  // the most slots of this context that fit, by bisection
+    int64_t fitting = 0;
+    for (int64_t too_many = most + 1; too_many - fitting > 1;) {
+      const int64_t middle = (fitting + too_many) / 2;
+      (fits(middle, context) ? fitting : too_many) = middle;
     }
-    return some;
+    return fitting;
   };
   constexpr int64_t kLeastContext = 1024;
   const int64_t default_context = std::min(kDefaultContext, model_context);

@@ -45,7 +45,7 @@ TEST(GemmSchedule, AGridVisitsEveryTileOnce) {
       }
 }
 
-// Concurrent tiles read few rows of A and few of B.
+// A nearly square wave reads few rows of A and few columns of B.
 TEST(GemmSchedule, AWaveOfTilesIsNearlySquare) {
   const Grid g = Grid::of({8192, 22016, 4096}, kTiles[0]);
   for (uint32_t first = 0; first + 66 <= g.tiles; first += 66) {
@@ -78,7 +78,7 @@ TEST(GemmSchedule, GroupsEndWithTheirRows) {
       for (uint32_t c = 0; c < clusters; ++c) {
         auto walk = g.walk(c, clusters);
         for (TileAt t; walk.next(t);) {
-          ASSERT_EQ(t.m_end, t.batch < 6 ? uint32_t(offsets[t.batch + 1]) : 560);  // rows behind the last group's
+          ASSERT_EQ(t.m_end, t.batch < 6 ? uint32_t(offsets[t.batch + 1]) : 560);  // batch 6: rows behind all groups
           ASSERT_EQ(t.k_steps, t.batch < 6 ? 1u : 0u);
           ASSERT_GE(t.m, uint32_t(offsets[t.batch]));
           for (uint32_t r = t.m; r < std::min(t.m + g.tile_m, t.m_end); ++r) ++covered[r * 3 + t.n / uint32_t(tile.n)];
@@ -95,7 +95,7 @@ TEST(GemmSchedule, GroupedTilesAreNoMoreThanPromised) {
     EXPECT_LE(int64_t(visits(g, 1).size()), g.most_tiles());
   }
 }
-// Eight tiles of rows share the columns that are read at a time.
+// The tiles of a wave lie in eight tiles of rows, which share the columns of B.
 TEST(GemmSchedule, AWaveOfAGroupReadsFewRowsAndColumns) {
   const std::vector<int32_t> offsets = {0, 4096};
   const Grouped g = Grouped::of({offsets.data(), 1, 4096}, 5760, 2880, kTiles[2]);
@@ -106,7 +106,7 @@ TEST(GemmSchedule, AWaveOfAGroupReadsFewRowsAndColumns) {
   EXPECT_EQ(rows.size(), 8u);
   EXPECT_EQ(columns.size(), 17u);
 }
-// Numbers that are no offsets lead to wrong results, but to no row outside of the tensor.
+// Offsets that do not rise give wrong results, but no tile reads or writes a row outside the tensor.
 TEST(GemmSchedule, WrongOffsetsStayWithinTheRows) {
   const std::vector<int32_t> offsets = {-5, 700, 3, 300};
   const Grouped g = Grouped::of({offsets.data(), 3, 200}, 128, 64, kTiles[2]);
@@ -121,7 +121,7 @@ TEST(GemmSchedule, SumsOverGroupsHaveTheStepsOfTheirRows) {
   for (bool adds : {false, true}) {
     const GroupedSums s = GroupedSums::of({offsets.data(), 4, 230}, 200, 140, adds, kTiles[2]);
     const Visits seen = visits(s, 5);
-    EXPECT_EQ(seen.size(), (adds ? 3u : 4u) * 2 * 2);  // products without rows set their sums to zero, or add nothing
+    EXPECT_EQ(seen.size(), (adds ? 3u : 4u) * 2 * 2);  // groups without rows: the sums become zero, or nothing is added
     auto walk = s.walk(0, 1);
     for (TileAt t; walk.next(t);) {
       const uint32_t rows = uint32_t(offsets[t.batch + 1] - offsets[t.batch]);
@@ -147,7 +147,7 @@ TEST(GemmConfig, EfficiencyIsOneOnlyWhereNothingIsWasted) {
   EXPECT_LT(efficiency({1, 1, 64}, kTurns192, 1), 0.01);
 }
 
-// tools/same_kernels.py relies on this: reports of a Hopper GPU do not depend on the portable kernels.
+// tools/same_kernels.py relies on this property: reports of a Hopper GPU do not depend on the portable kernels.
 TEST(GemmVariant, OnlyHopperHasItsVariantAndNoOther) {
   EXPECT_EQ(variant_of(gpu::limits_of("9.0")), Variant::hopper);
   EXPECT_EQ(variant_of(gpu::Limits{}), Variant::hopper);
@@ -156,7 +156,7 @@ TEST(GemmVariant, OnlyHopperHasItsVariantAndNoOther) {
     EXPECT_EQ(variant_of(gpu::imitate(gpu::Limits{}, gpu::limits_of(other))), Variant::portable) << other;
   }
   gpu::Limits limits = gpu::limits_of("9.0");
-  limits.hopper = false;  // the driver compiled the PTX
+  limits.hopper = false;  // as where the driver compiles the PTX
   EXPECT_EQ(variant_of(limits), Variant::portable);
   limits.capability = 75;
   EXPECT_EQ(variant_of(limits), Variant::none);

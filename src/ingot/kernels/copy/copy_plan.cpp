@@ -23,7 +23,7 @@ Extent extent(const Tensor& t) {
 
 Strided strided(const Tensor& from, const Tensor& to) {
   Strided s;
-  int last = kMaxRank;  // loops are s.[last .. kMaxRank)
+  int last = kMaxRank;  // the loops so far are the elements from `last` on of the arrays of s
   for (int i = to.rank() - 1; i >= 0; --i) {
     const int64_t n = to.shape.dim[i];
     if (n == 1) continue;

@@ -70,11 +70,12 @@ void GgufReader::refuse_unknown() const {
   }
 }
 
-// The scaling by its parameters; llama3's by the divisors in a tensor of the file.
+// Files state a scaling by its parameters, except that of llama3: for that one a tensor of the file holds the divisors
+// of the frequencies.
 RopeTable GgufReader::read_rope(int64_t head_dim) const {
   RopeTable table{.theta = find_number("rope.freq_base").value_or(10000)};
   must_be("rope.dimension_count", double(head_dim));
-  // Without a type, a factor is linear.
+  // A factor without a type means linear scaling.
   const auto factor = find_number("rope.scaling.factor");
   const std::string type = file_.text(key("rope.scaling.type")).value_or(factor && *factor != 0 ? "linear" : "none");
   const auto original_context = find_number("rope.scaling.original_context_length");

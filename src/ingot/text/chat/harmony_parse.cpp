@@ -36,7 +36,8 @@ std::string clean(std::string name) {
 }
 
 constexpr const char* kChannels[] = {"analysis", "commentary", "final"};
-// The first word after the channel's mark; a known channel inside a longer word is that channel.
+// The channel of the first word after the channel's mark. A longer word that contains a known channel counts as that
+// channel.
 std::string channel_of(const std::string& word) {
   const std::string name = clean(word);
   for (const char* known : kChannels)
@@ -62,7 +63,7 @@ void take_word(const std::string& word, HarmonyMessage& m) {
   }
 }
 
-// False: the word is not a known role.
+// Reads the author. False: the word is not a known role.
 bool take_role(const std::string& word, HarmonyMessage& m) {
   static const std::map<std::string, HarmonyRole> known = {{"system", HarmonyRole::system},
                                                            {"developer", HarmonyRole::developer},
@@ -76,7 +77,7 @@ bool take_role(const std::string& word, HarmonyMessage& m) {
     if (colon != std::string::npos) m.name = name.substr(colon + 1);
     return true;
   }
-  if (name.starts_with(kAssistant)) {  // joined to a channel whose mark is missing
+  if (name.starts_with(kAssistant)) {  // "assistantfinal": the mark between the role and the channel is missing
     const std::string rest = channel_of(name.substr(kAssistant.size()));
     if (is_channel(rest)) m.channel = rest;
     return true;
@@ -88,7 +89,7 @@ bool take_role(const std::string& word, HarmonyMessage& m) {
 // `started`: the header follows <|start|>, so its first word is the author.
 HarmonyMessage read_header(const std::string& header, bool started) {
   HarmonyMessage m{.role = HarmonyRole::assistant};
-  // A constrain mark may be joined to the word before it, but begins a word of its own.
+  // A constrain mark begins a word even where no space separates it from the word before.
   std::string spaced;
   for (const char c : header) {
     if (c == kConstrainMark || c == kChannelMark) spaced += ' ';

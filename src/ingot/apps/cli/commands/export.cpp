@@ -130,7 +130,7 @@ std::string size_lines(const ExportCommand& o, const std::string& bytes, const s
          " (" + beside + ")\n";
 }
 
-// Writes an artifact's integers with another coder.
+// Writes an artifact again, with its integers in another entropy coder.
 void recode(const ExportCommand& o) {
   require_place(o);
   const double started = now_seconds();

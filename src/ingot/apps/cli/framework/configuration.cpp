@@ -10,7 +10,8 @@
 
 namespace ingot::cli {
 
-// The values of a command's options: of the file, the environment, --set and the command line, later ones first.
+// Collects the values of a command's options from the file, the environment, --set and the command line, in this order;
+// a later value replaces an earlier one. Then stores them in the command's variables.
 void Program::resolve(Leaf& leaf) {
   Json tree = read_config(leaf);
   take_environment(leaf, tree);
@@ -79,7 +80,7 @@ void Program::take_words(Given& given, Json& tree) {
     given.from = {where, word};
   }
 }
-// Puts a value from a flag or the environment in its place.
+// Writes a value from a flag or the environment into the tree.
 void Program::give(const Option& option, const Json& value, const std::string& where, Json& tree) {
   if (value.is_number() && !(value.get<double>() > option.above))
     fail(ErrorCode::usage, where, ": found ", plain(value.get<double>()), ", expected more than ", plain(option.above));

@@ -7,7 +7,8 @@
 
 namespace ingot::cli {
 
-// From this call on a signal ends the program; `who` is the beginning of the line, and may change.
+// From this call on a signal ends the program. `who` is the beginning of the line that reports the signal; a later call
+// may change it.
 void end_on_signals(const std::string& who);
 
 // During its lifetime, the first SIGINT or SIGTERM is noted instead of ending the program; the second signal ends the

@@ -54,7 +54,7 @@ template <class P, class Out, class Storage> void portable_product(const Problem
   c.upload();
   launch_portable<P>(P::A::params("gemm_test: a", a.stored), P::B::params("gemm_test: b", b.stored),
                      P::Schedule::of(s, P::kTile), c, add);
-  // Sums of 16 bits are rounded before they are added, and then once more.
+  // A sum in 16 bits is rounded before it is added to the old value, and the result once more.
   const double rounding = add ? 1.01 * testing::roundoff(dtype_of<Out>) : 0;
   check(c, s.k, [&](int64_t batch, int64_t m, int64_t n) {
     const Expected e = dot(a, b, batch, m, n);

@@ -9,7 +9,7 @@
 namespace ingot::decode {
 namespace {
 
-// Every variant that room.cmake instantiates, of GPT-OSS and of the families.
+// The variants that room.cmake instantiates: first those of GPT-OSS whose weights the copy engine brings.
 constexpr auto kVariants = [] {
   constexpr WeightFormat bf16 = WeightFormat::bf16, fp8 = WeightFormat::fp8, mxfp4 = WeightFormat::mxfp4;
   std::array<TokenVariant, 20> all{};
@@ -44,7 +44,7 @@ constexpr auto family_variants(bool dense_mlp, uint32_t head_dim) {
   all[n++] = family_variant(WeightFormat::bf16, dense_mlp, head_dim, false, true);
   return all;
 }
-// Of GPT-OSS without the copy engine.
+// The variants of GPT-OSS in which warps copy the weights, without the copy engine.
 constexpr auto kRingVariants = [] {
   std::array<TokenVariant, 9> all{};
   size_t n = 0;
@@ -77,7 +77,7 @@ template <TokenVariant V> bool fits_variant(const Model& m, int64_t shared_bytes
   place_memory<V>(token, layer, shared_bytes);
   return token.stream.ahead > 0;
 }
-// Whether the numbers of all steps are in the range of Divisor.
+// Whether the numbers of all steps are in the range that Divisor can divide.
 bool numbers_all_steps(const Model& m) {
   const auto numbers = [](const Matrix& w, int64_t slots) {
     const uint64_t most_steps = 4 * uint64_t(w.weight_tiles);  // of a row tile, in bf16
@@ -187,7 +187,8 @@ void run_megakernel(const Model& m, const Buffers& b, const Step& step, const Pe
     const TokenVariant variant = family_variant(m.head.format, dense, width, traced, how.prefiltered);
     if (!dense) {
       MixtureToken of_mixture{token, static_cast<const MixtureLayerStages*>(how.family_layers)};
-      // Of 32 weight tiles a row tile's last chunk has two: four chunks then have as many bytes as three whole ones.
+      // The last chunk of a row tile of 32 weight tiles has only two of them, so four chunks have as many bytes as
+      // three full chunks.
       of_mixture.stream.ahead = 4;
       return launch<kMixtureVariants>(variant, of_mixture, head, mixture_stages_of(plan, m.layers[0], 0), most, stream);
     }

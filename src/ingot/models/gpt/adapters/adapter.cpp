@@ -13,7 +13,8 @@ Tensor low_rows(const Tensor& scratch, int64_t tokens, int64_t rank) {
   return Tensor(scratch.data, scratch.dtype, {tokens, rank}, scratch.device);
 }
 
-// The part of a group of segments in the memory for all documents' weights.
+// The weights of a group's documents, in the memory that holds the weights of all documents. `more_rows`: rows of a
+// document's weights below those of w.
 Tensor folded_rows(const Tensor& memory, const Tensor& w, const SegmentRun& run, int64_t more_rows) {
   const Shape all{run.first + run.count, w.rows() + more_rows, w.cols()};
   return run.each_of(Tensor(memory.data, memory.dtype, all, memory.device));
@@ -41,7 +42,8 @@ template <class Use> void each_adapter(std::span<const AdapterCall> adapters, Us
     row = end;
   }
 }
-// W + B A of the group's documents, above the A of the second adapter (`rider`).
+// Writes W + B A for each of the group's documents, and below these rows the A of a second adapter (`rider`), whose
+// first product then takes no pass of its own.
 Tensor fold(std::span<const AdapterCall> adapters, const Tensor& w, const SegmentRun& run, const AdapterPair* rider) {
   const int64_t rank = rider != nullptr ? rider->a.size(1) : 0;
   const Tensor own = folded_rows(adapters.front().folded, w, run, rank);
@@ -56,8 +58,8 @@ Tensor fold(std::span<const AdapterCall> adapters, const Tensor& w, const Segmen
 
 }  // namespace
 
-// Separate weights for a document cost N K numbers more to write and read per document, and N + K numbers fewer per
-// token.
+// Whether folding pays for w (N, K): a document's own weights are N K numbers to write and read, and save N + K numbers
+// for each of the document's tokens.
 bool adapters_fold(const AdapterCall& c, const Tensor& w, int64_t more_rows) {
   if (!c.folded || c.pair == nullptr || !c.pair->a) return false;
   int64_t segments = 0;
