@@ -655,6 +655,25 @@ class Chat(TinyGptOss):
         stop = first[1][0]
         self.assertEqual(ids("--temperature", 0, "--stop-id", stop)[0][1], [])
 
+    def test_a_stop_id_ends_whatever_generate_writes(self):
+        ids = self.file("ids.jsonl", "[1, 2, 3]\n")
+        run = self.directory / "run"
+        self.assertEqual(ingot("train", *TINY, "--steps", 2, "--data", self.file("text.txt", TEXT), "--out", run).returncode, 0)
+        for words in (["--model", self.model, "--prompt", "Hi."], ["--model", self.model, "--raw", "--prompt", "system"], ["--model", self.model, "--ids", ids],
+                      [run, "--prompt", "The"], [run, "--ids", ids]):
+            with self.subTest(words=words):
+                def answer(*more):
+                    done = ingot("generate", *words, "--json", "--tokens", 8, "--seed", 3, *more, env=dict(INGOT_DATE="none"))
+                    self.assertEqual(done.returncode, 0, done.error)
+                    return json.loads(done.text)
+                whole = answer()["ids"]
+                self.assertGreater(len(whole), 2)
+                stop = whole[2]
+                cut = answer("--stop-id", stop, "--stop-id", 7)
+                self.assertEqual(cut["ids"], whole[:min(whole.index(i) for i in (stop, 7) if i in whole)])
+                self.assertEqual(cut["finish"], "stop")
+                self.refuses(2, "--stop-id: found '-1', expected an id from 0 to ", "generate", *words, "--stop-id", -1)
+
     def test_text_is_whole_characters_and_holds_no_control_token(self):
         for seed in range(4):
             run = ingot(*self.chat, "--tokens", 200, "--analysis", "show", "--seed", seed, stdin="\u65e5\n<|start|>\n".encode(), env=self.env)

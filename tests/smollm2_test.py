@@ -106,7 +106,12 @@ class SmolLm2(unittest.TestCase):
     def test_a_format_without_efforts_offers_none(self):
         chat = subprocess.run([INGOT, "chat", "--model", MODEL, "--device", "cpu"], input="/effort high\n", capture_output=True, text=True)
         self.assertEqual(chat.returncode, 2, chat.stderr)
-        self.assertIn("/effort: found a model whose chat format has no efforts, expected none", chat.stderr)
+        self.assertIn("/effort: the chat format smollm2 has no levels of reasoning", chat.stderr)
+
+        for words in (["chat", "--model", MODEL], ["generate", "--model", MODEL, "--prompt", "x"], ["serve", "--model", MODEL, "--port", "0"]):
+            refused = subprocess.run([INGOT, *words, "--reasoning", "high", "--device", "cpu"], input="", capture_output=True, text=True)
+            self.assertEqual(refused.returncode, 2, refused.stderr)
+            self.assertIn("found --reasoning, which changes nothing with the chat format smollm2, which has no levels of it", refused.stderr)
 
     def test_what_is_gpt_oss_s_alone_is_refused(self):
         with tempfile.TemporaryDirectory() as folder:

@@ -22,7 +22,8 @@ Answer Generator::generate(const Tokenizer& tokenizer, std::span<const int32_t> 
   o.seed = options.seed;
   o.slide = true;
   o.on_token = on_token;
-  if (options.stop_at_document_end && tokenizer.bos() >= 0) o.stop_ids = {tokenizer.bos()};
+  o.stop_ids = options.stop_ids;
+  if (options.stop_at_document_end && tokenizer.bos() >= 0) o.stop_ids.push_back(tokenizer.bos());
   session_.forget();  // so a seed gives the same text, to the last rounding, after any earlier generation
   return session_.generate(all, o);
 }

@@ -11,6 +11,7 @@ struct GenerateOptions {
   SamplingOptions sampling;
   uint64_t seed = 1;
   bool stop_at_document_end = true;  // the tokenizer's bos ends a document
+  std::vector<int32_t> stop_ids;     // further ids that end the text
 };
 
 class Generator {

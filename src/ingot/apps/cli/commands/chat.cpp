@@ -60,17 +60,6 @@ class Lines {
   bool ended_ = false;
 };
 
-std::vector<int32_t> parse_stop_ids(const std::vector<std::string>& words, int64_t vocab) {
-  std::vector<int32_t> ids;
-  for (const std::string& word : words) {
-    const Json id = Json::parse(word, nullptr, false);
-    if (!id.is_number_unsigned() || id.get<uint64_t>() >= uint64_t(vocab))
-      fail(ErrorCode::usage, "--stop-id: found '", word, "', expected an id from 0 to ", vocab - 1);
-    ids.push_back(id.get<int32_t>());
-  }
-  return ids;
-}
-
 class Conversation {
  public:
   Conversation(const ChatCommand& o, OpenedModel& model, const Vocabulary& vocabulary)
@@ -132,7 +121,7 @@ class Conversation {
       const std::string effort = line.substr(8);
       const std::vector<std::string>& known = chat_efforts();
       if (format_.efforts().empty()) {
-        refuse("/effort: found a model whose chat format has no efforts, expected none");
+        refuse("/effort: the chat format " + std::string(format_.name()) + " has no levels of reasoning");
       } else if (std::find(known.begin(), known.end(), effort) == known.end()) {
         refuse("/effort: found '" + effort + "', expected one of " + efforts());
       } else {
@@ -193,10 +182,11 @@ class Conversation {
   uint64_t turns_ = 0;
 };
 
-void chat(const ChatCommand& o) {
+void chat(const ChatCommand& o, const Command& c) {
   const std::string path = chosen_model(o.path, o.model, "PATH");
   require_chat(path);
   const Vocabulary vocabulary = load_vocabulary(path, vocabulary_options(o.conversation, true));
+  refuse_reasoning(c, *vocabulary.chat);
   OpenedModel model = open_model(path, context_of(path, o.context, kContext), "--context", o.on);
   Conversation(o, model, vocabulary).run();
 }
@@ -216,7 +206,7 @@ void add_chat(Command& root) {
             "at most N tokens per answer; 0: as many as fit into the context (default: 0)");
   c.integer("--context N", o->context, 0, 1 << 30,
             "longest conversation in tokens; 0: 8192, or the model's context if that is shorter (default: 0)");
-  c.list("--stop-id N", o->stop_ids, "a token id that also ends an answer; may be repeated");
+  add_stop_ids(c, o->stop_ids);
   c.choice("--analysis WHEN", o->analysis, {"auto", "show", "hide"},
            "whether the model's reasoning is printed; auto: on a terminal (default: auto)");
   add_options(c, o->on);
@@ -230,7 +220,7 @@ void add_chat(Command& root) {
   c.run([o, &c] {
     refuse_split_of_one(c, o->on.gpus);
     choose_draft_head(c, o->draft, o->on);
-    chat(*o);
+    chat(*o, c);
   });
 }
 

@@ -28,6 +28,7 @@ struct GenerateCommand {
   SamplingOptions sampling;
   ConversationOptions conversation;
   AdaptationCommand ttt;
+  std::vector<std::string> stop_ids;
   std::string trace;
   bool only_new = false, past_end = false, json = false, raw = false;
 };
@@ -87,6 +88,13 @@ void write_trace(const GenerateCommand& o, Decoder& decoder) {
   if (!o.trace.empty()) write_file(o.trace, decoder.trace(kOnly));
 }
 
+// The ids that end a continuation: those of --stop-id, and those that end the model's documents.
+std::vector<int32_t> stop_ids_of(const GenerateCommand& o, const OpenedModel& model) {
+  std::vector<int32_t> ids = parse_stop_ids(o.stop_ids, model.decoder->vocab());
+  if (!o.past_end) ids.insert(ids.end(), model.end_ids.begin(), model.end_ids.end());
+  return ids;
+}
+
 // Prints one list of new ids for each list of the file.
 void generate_ids(const GenerateCommand& o) {
   if (o.asked || !o.file.empty()) fail(ErrorCode::usage, "found --ids with --prompt or --file, expected one of them");
@@ -98,7 +106,7 @@ void generate_ids(const GenerateCommand& o) {
   Session session(*model.decoder);
   Interrupt interrupt;
   SessionOptions options{.tokens = o.tokens, .sampling = o.sampling, .seed = uint64_t(o.seed)};
-  if (!o.past_end) options.stop_ids = model.end_ids;
+  options.stop_ids = stop_ids_of(o, model);
   options.cancelled = [&] { return interrupt.asked(); };
   options.draft = draft_options(o.draft, *model.decoder);
   for (const auto& prompt : prompts) {
@@ -131,6 +139,7 @@ void answer(const GenerateCommand& o, const std::string& path, const Vocabulary&
   Interrupt interrupt;
   AnswerPrinter printer(false);
   SessionOptions options{.tokens = o.tokens, .sampling = o.sampling, .seed = uint64_t(o.seed)};
+  options.stop_ids = parse_stop_ids(o.stop_ids, model.decoder->vocab());
   options.cancelled = [&] { return interrupt.asked(); };
   options.draft = draft_options(o.draft, *model.decoder);
   const ChatTurn turn = chat.say(prompt.text, options, [&](const ChatPart& part, std::string_view text) {
@@ -155,7 +164,7 @@ void go_on(const GenerateCommand& o, const std::string& path, const Vocabulary& 
   Interrupt interrupt;
   Utf8Stream stream;
   SessionOptions options{.tokens = o.tokens, .sampling = o.sampling, .seed = uint64_t(o.seed)};
-  if (!o.past_end) options.stop_ids = model.end_ids;
+  options.stop_ids = stop_ids_of(o, model);
   options.cancelled = [&] { return interrupt.asked(); };
   options.draft = draft_options(o.draft, *model.decoder);
   std::string text;
@@ -201,12 +210,16 @@ void go_on_in_documents(const GenerateCommand& o, const std::string& path, const
   if (prompt.text.empty() && v.tokenizer->bos() < 0)
     fail(ErrorCode::usage, prompt.from, ": found an empty prompt, and the tokenizer of ", path,
          " has no start token; expected some text");
+  const std::vector<int32_t> stop_ids = parse_stop_ids(o.stop_ids, model.decoder->vocab());
   Generator generator(std::move(model.decoder));
   Interrupt interrupt;
   Continuation c;
   c.prompt = prompt.text, c.from = prompt.from;
-  c.options = {
-      .tokens = o.tokens, .sampling = o.sampling, .seed = uint64_t(o.seed), .stop_at_document_end = !o.past_end};
+  c.options = {.tokens = o.tokens,
+               .sampling = o.sampling,
+               .seed = uint64_t(o.seed),
+               .stop_at_document_end = !o.past_end,
+               .stop_ids = stop_ids};
   if (!o.json) c.show = [](std::string_view piece) { write_out(piece); };
   c.stop = [&] { return interrupt.asked(); };
   c.repeat_prompt = !o.only_new;
@@ -218,12 +231,14 @@ void go_on_in_documents(const GenerateCommand& o, const std::string& path, const
   if (interrupt.asked()) fail(ErrorCode::interrupted, "stopped by a signal");
 }
 
-void generate(const GenerateCommand& o) {
+void generate(const GenerateCommand& o, const Command& c) {
   if (!o.ids.empty()) return generate_ids(o);
   const Prompt prompt = prompt_of(o);
   if (!chats(o.path)) return go_on_in_documents(o, o.path, prompt);
   const Vocabulary v = load_vocabulary(o.path, vocabulary_options(o.conversation));
-  return o.raw ? go_on(o, o.path, v, prompt) : answer(o, o.path, v, prompt);
+  if (o.raw) return go_on(o, o.path, v, prompt);
+  if (v.chat) refuse_reasoning(c, *v.chat);
+  answer(o, o.path, v, prompt);
 }
 
 }  // namespace
@@ -237,10 +252,12 @@ void add_generate(Command& root) {
                                 "the text to continue, or the question (default: standard input; on a terminal a run "
                                 "of `ingot train` begins a new text)");
   c.text("--file FILE", o->file, "a file with the text to continue");
-  c.text("--ids FILE", o->ids, "in place of text: a file with one JSON list of token ids per line; prints such lists");
+  c.text("--ids FILE", o->ids,
+         "in place of text: a file (-: standard input) with one JSON list of token ids per line; prints such lists");
   c.integer("--tokens N", o->tokens, 0, 1 << 30, "generate at most N tokens (default: 200)");
   add_options(c, o->sampling);
   c.integer("--seed N", o->seed, 0, int64_t(1) << 53, "the same seed gives the same text (default: 1)");
+  add_stop_ids(c, o->stop_ids);
   c.flag("--only-new", o->only_new, "do not repeat the prompt");
   add_options(c, o->on);
   add_gpu_options(c, o->on);
@@ -284,7 +301,7 @@ void add_generate(Command& root) {
     if (!o->ids.empty() && o->ttt.on) c.refuse_given({"ttt"}, "--ids");
     if (chats(path)) c.refuse_given({"adapters", "ttt"}, "a published model");
     o->ttt.adapters = o->on.adapters;
-    generate(*o);
+    generate(*o, c);
   });
 }
 

@@ -83,7 +83,7 @@ Vocabulary vocabulary_of(const ServeCommand& o, const std::string& path) {
   }
 }
 
-void serve(const ServeCommand& o, const std::string& path) {
+void serve(const ServeCommand& o, const std::string& path, const Command& c) {
   if (std::any_of(o.name.begin(), o.name.end(), [](unsigned char c) { return c < ' ' || c == 127; }))
     fail(ErrorCode::usage, "--name: found a name with control characters, expected one line of text");
   if (o.date != "today" && o.date != "none") check_date(o.date);
@@ -97,6 +97,7 @@ void serve(const ServeCommand& o, const std::string& path) {
   }
   server::Server& server = *listening;
   Vocabulary vocabulary = vocabulary_of(o, path);
+  if (vocabulary.chat) refuse_reasoning(c, *vocabulary.chat);
   if (!vocabulary.no_chat.empty())
     log_warn(o.tokenizer.empty() ? path : o.tokenizer, ": ", vocabulary.no_chat,
              "; only completions of text are served");
@@ -129,7 +130,7 @@ void serve(const ServeCommand& o, const std::string& path) {
   if (!server.stop(o.drain)) log_warn("some answers were cut off");
 }
 #else
-void serve(const ServeCommand&, const std::string&) {
+void serve(const ServeCommand&, const std::string&, const Command&) {
   fail(ErrorCode::unsupported,
        "found a build without libmicrohttpd, expected one made where the package libmicrohttpd-dev is installed");
 }
@@ -201,7 +202,7 @@ void add_serve(Command& root) {
                       "draft-layers", "draft-window", "draft-dense", "draft-exact", "dense"},
                      "a run of `ingot train`");
     choose_draft_head(c, o->draft, o->on, {"none", "prediction", "lookup"});
-    serve(*o, path);
+    serve(*o, path, c);
   });
 }
 

@@ -52,6 +52,24 @@ void add_options(Command& c, SamplingOptions& o) {
   c.number("--min-p X", o.min_p, 0, 1, "drop tokens less than X times as likely as the most likely token (default: 0)");
 }
 
+void add_stop_ids(Command& c, std::vector<std::string>& words) {
+  c.list("--stop-id N", words, "a token id that also ends an answer; may be repeated");
+}
+std::vector<int32_t> parse_stop_ids(const std::vector<std::string>& words, int64_t vocab) {
+  std::vector<int32_t> ids;
+  for (const std::string& word : words) {
+    const Json id = Json::parse(word, nullptr, false);
+    if (!id.is_number_unsigned() || id.get<uint64_t>() >= uint64_t(vocab))
+      fail(ErrorCode::usage, "--stop-id: found '", word, "', expected an id from 0 to ", vocab - 1);
+    ids.push_back(id.get<int32_t>());
+  }
+  return ids;
+}
+void refuse_reasoning(const Command& c, const ChatFormat& format) {
+  if (format.efforts().empty())
+    c.refuse_given({"reasoning"}, "the chat format " + std::string(format.name()) + ", which has no levels of it");
+}
+
 void check_date(const std::string& date) {
   if (!is_date(date)) fail(ErrorCode::usage, "--date: found '", date, "', expected one like 2026-01-31, or none");
 }
