@@ -208,7 +208,7 @@ class Adaptation(unittest.TestCase):
         empty.write_text("t")
         run = ingot("ttt", self.run_directory, "--file", empty, "--out", out, *TTT[1:])
         self.assertNotEqual(run.returncode, 0)
-        self.assertRegex(run.error, "expected at least 2 to learn from")
+        self.assertRegex(run.error, "number of tokens to learn from: found [01], expected at least 2")
         self.assertFalse(out.exists())
 
     def test_input_files_and_other_files_are_not_replaced(self):

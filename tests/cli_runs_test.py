@@ -215,7 +215,7 @@ class Runs(InDirectory):
         base.rename(self.directory / "elsewhere")
         run = ingot(*tune(base, 6))
         self.assertEqual(run.returncode, 0, run.error)
-        self.refuses(2, "first difference: /model/mlp_hidden", *tune(base, 7), "--set", "mlp_hidden=64")
+        self.refuses(2, "found model.mlp_hidden = 32, expected 64, which the preset and the options give", *tune(base, 7), "--set", "mlp_hidden=64")
         # The file of a tokenizer likewise.
         self.assertEqual(ingot("tokenizer", "train", "--data", self.text, "--vocab", 300, "--out", tokenizer).returncode, 0)
         own = self.directory / "own"
@@ -280,7 +280,7 @@ class Runs(InDirectory):
             if run.returncode != 0:
                 break
         self.assertEqual(run.returncode, 3, run.error)
-        self.assertIn("found 1 tokens, expected at least 2 to score", run.error)
+        self.assertIn("number of tokens to score: found 1, expected at least 2", run.error)
         self.assertNotIn("step 1/", run.error)
 
     def test_a_score_that_is_no_number_ends_with_status_8_and_the_run_is_saved(self):
@@ -452,7 +452,7 @@ class Messages(InDirectory):
                 self.refuses(7, unknown, *reader, mamba)
                 self.refuses(4, "run: found a run without a checkpoint, expected directories like step-00001000", *reader, run)
                 self.refuses(4, "other: found no checkpoint, expected", *reader, other)
-                self.refuses(3, "empty.ingot: found an empty file, expected a run or a checkpoint, an archive, a GGUF or", *reader, empty)
+                self.refuses(3, r"empty.ingot: found an empty file, expected a run, a checkpoint or a published model \(a directory, an archive,", *reader, empty)
                 self.refuses(3, "junk.ingot: found a file of 2 bytes of an unknown format", *reader, junk)
         for reader in (["chat", "--model", mamba], ["convert", mamba, "x.ingot"]):  # commands that take no run
             self.refuses(7, unknown, *reader)
@@ -462,6 +462,7 @@ class Messages(InDirectory):
         for content in ("IQ==\nIg== 1\n", "hello 0\n", "\x01\x02 0\n"):
             self.refuses(3, 'bad.tiktoken: line 1: found .*, expected "base64 rank"', *encode, self.file("bad.tiktoken", content))
         self.refuses(3, "text.txt: found text, expected a tokenizer", *encode, self.text)
+        self.refuses(3, "a.ingot: found a file of another format, expected a tokenizer", *encode, self.file("a.ingot", b"INGOTGPT\3\0\0\0"))
 
     def test_a_character_without_a_token_is_an_error_that_names_the_file(self):
         run = self.directory / "run"

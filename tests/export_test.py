@@ -131,7 +131,7 @@ class Export(unittest.TestCase):
         for name, tokens in (("train_0.bin", ids), ("val_0.bin", ids[:1])):
             head = struct.pack("<256i", 20240520, 1, len(tokens), 0, *[0] * 252)
             (shards / name).write_bytes(head + struct.pack(f"<{len(tokens)}H", *map(int, tokens)))
-        self.refuses(3, "val_0.bin: found 1 tokens, expected at least 2 to score", "export", self.run_directory, out, "--data", shards, *CALIBRATION)
+        self.refuses(3, "val_0.bin: number of tokens to score: found 1, expected at least 2", "export", self.run_directory, out, "--data", shards, *CALIBRATION)
         self.untouched("bad.ingot")
 
     def test_only_an_artifact_or_an_empty_file_is_replaced(self):

@@ -19,4 +19,4 @@ printf 'abcabcabcd' >"$work/text.pairs"
 found=$("$work/build/own_model" "$work/text.pairs" "a")
 [ "$found" = "bcabcabcabca" ] || { echo "own_model printed '$found', expected 'bcabcabcabca'"; exit 1; }
 if found=$("$work/build/own_model" "$work/absent" "a" 2>&1); then echo "own_model took a path that is not there"; exit 1; fi
-[ "$found" = "$work/absent: found no such file or directory, expected a run or a checkpoint" ] || { echo "own_model printed '$found'"; exit 1; }
+[ "$found" = "$work/absent: found no such file or directory, expected a run, a checkpoint or a published model" ] || { echo "own_model printed '$found'"; exit 1; }

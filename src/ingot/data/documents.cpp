@@ -176,7 +176,8 @@ DocumentSplit split_documents(std::vector<Document> documents, const SplitOption
     size_t cut = size_t(double(text.size()) * (1 - options.tail));
     while (cut > 0 && (static_cast<unsigned char>(text[cut]) & 0xC0) == 0x80) --cut;  // not inside a character
     if (cut == 0 || cut == text.size())
-      fail(ErrorCode::bad_data, documents[0].name, ": found ", text.size(), " bytes, too few to hold some of them out");
+      fail(ErrorCode::bad_data, documents[0].name, ": size in bytes: found ", text.size(),
+           ", expected more, because a part is held out");
     split.held_out.push_back({documents[0].name, text.substr(cut)});
     text.resize(cut);
     split.train = std::move(documents);

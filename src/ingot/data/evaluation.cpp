@@ -16,7 +16,8 @@ EvaluationBatches::EvaluationBatches(std::shared_ptr<const TokenSource> source, 
   options_.context = std::min(options.context, options.tokens);
   options_.stride = std::min(options.stride, options_.context);
   if (source_->size() < 2)
-    fail(ErrorCode::bad_data, source_->name(), ": found ", source_->size(), " tokens, expected at least 2 to score");
+    fail(ErrorCode::bad_data, source_->name(), ": number of tokens to score: found ", source_->size(),
+         ", expected at least 2");
   const std::vector<int64_t> begins = source_->document_begins();
   documents_ = int64_t(begins.size());
   if (options_.flat)

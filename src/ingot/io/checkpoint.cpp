@@ -280,10 +280,11 @@ Checkpoint open_checkpoint(const std::string& directory) {
   if (const std::string run = parent_path(directory); base_name(directory) == "best" && !exists(directory))
     if (const auto best = best_checkpoint(run)) return read_checkpoint(join_path(run, directory_name(best->step)));
   if (!exists(directory))
-    fail(ErrorCode::not_found, directory, ": found no such file or directory, expected a run or a checkpoint");
+    fail(ErrorCode::not_found, directory,
+         ": found no such file or directory, expected a run, a checkpoint or an artifact");
   if (!is_directory(directory))
     fail(ErrorCode::bad_data, directory, ": found ", found_instead(directory),
-         ", expected a run or a checkpoint, an archive, a GGUF or an .iris file");
+         ", expected a run, a checkpoint or an artifact");
   if (exists(join_path(directory, kManifest)) || step_of(base_name(directory)) >= 0) return read_checkpoint(directory);
   const std::vector<int64_t> steps = steps_in(directory);
   if (!steps.empty()) return read_newest(directory, steps.back());

@@ -69,7 +69,8 @@ const ModelKind& model_kind_of(const std::string& path) {
   for (const ModelKind& k : kinds())
     if (k.holds(path)) return k;
   fail(exists(path) ? ErrorCode::bad_data : ErrorCode::not_found, path, ": found ", found_instead(path),
-       ", expected a run or a checkpoint", exists(path) ? ", an archive, a GGUF or an .iris file" : "");
+       ", expected a run, a checkpoint or a published model",
+       exists(path) ? " (a directory, an archive, a GGUF or an .iris file)" : "");
 }
 
 namespace {

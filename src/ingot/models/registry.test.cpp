@@ -29,12 +29,13 @@ TEST(registry, a_model_opens_by_its_path_with_the_requested_slots_and_context) {
 TEST(registry, a_path_without_a_model_is_refused_with_a_description) {
   const testing::TemporaryDirectory dir;
   EXPECT_EQ(error_of([&] { open_model(dir / "absent"); }),
-            "not found: " + (dir / "absent") + ": found no such file or directory, expected a run or a checkpoint");
+            "not found: " + (dir / "absent") +
+                ": found no such file or directory, expected a run, a checkpoint or a published model");
   write_file(dir / "file", "text");
-  EXPECT_EQ(error_of([&] { open_model(dir / "file"); }), "bad data: " + (dir / "file") +
-                                                             ": found a file of 4 bytes of an unknown format, "
-                                                             "expected a run or a checkpoint, an archive, a GGUF or an "
-                                                             ".iris file");
+  EXPECT_EQ(error_of([&] { open_model(dir / "file"); }),
+            "bad data: " + (dir / "file") +
+                ": found a file of 4 bytes of an unknown format, expected a run, a checkpoint or a published model (a "
+                "directory, an archive, a GGUF or an .iris file)");
   EXPECT_NE(error_of([&] { open_model(dir.path()); }).find("found no checkpoint, expected directories like"),
             std::string::npos);
 }

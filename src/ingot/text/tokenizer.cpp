@@ -19,6 +19,10 @@ int32_t Tokenizer::token_id(std::string_view text) const {
   return -1;
 }
 
+namespace {
+constexpr std::string_view kPiecesTag = "\n";  // the first byte of a SentencePiece model: the tag of its pieces
+}  // namespace
+
 std::string tokenizer_in(const std::string& directory) {
   const std::string json = join_path(directory, "tokenizer.json");
   if (exists(json)) return json;
@@ -29,9 +33,8 @@ std::string tokenizer_in(const std::string& directory) {
     fail(ErrorCode::bad_data, directory, ": found ", ranks.size(), " .tiktoken files, expected one or tokenizer.json");
   if (!ranks.empty()) return ranks[0];
   // Llama 3's file of this name has tiktoken's ranks, without the pattern that divides words.
-  constexpr std::string_view kFirstField = "\n";  // of a SentencePiece model: the tag of its pieces
   const std::string model = join_path(directory, "tokenizer.model");
-  return begins_with(model, kFirstField) ? model : "";
+  return begins_with(model, kPiecesTag) ? model : "";
 }
 
 namespace {
@@ -93,9 +96,10 @@ std::unique_ptr<Tokenizer> load_tokenizer(const std::string& path) {
          ": found an empty file, expected a tokenizer (tokenizer.json, SentencePiece .model, .tiktoken or characters)");
   if (path.ends_with(".tiktoken") || is_tiktoken(content))
     return std::make_unique<ByteBpe>(ByteBpe::parse_tiktoken(content, path));
-  if (content[first] != '{' && is_text(content))
-    fail(ErrorCode::bad_data, path,
-         ": found text, expected a tokenizer (tokenizer.json, SentencePiece .model, .tiktoken or characters)");
+  const bool text = is_text(content), sentencepiece = content.starts_with(kPiecesTag) || path.ends_with(".model");
+  if (content[first] != '{' && (text || !sentencepiece))
+    fail(ErrorCode::bad_data, path, ": found ", text ? "text" : "a file of another format",
+         ", expected a tokenizer (tokenizer.json, SentencePiece .model, .tiktoken or characters)");
   if (content[first] != '{') return std::make_unique<SentencePiece>(SentencePiece::parse(content, path));
   // Ingot's own character vocabulary begins with its format name, a key that no tokenizer.json has.
   if (content.substr(0, 256).find("\"ingot-char\"") != content.npos)

@@ -513,7 +513,8 @@ AdaptedScore score_adapted(const GptConfig& config, const GptWeights& weights, c
   const auto start = Clock::now();
   check(o, config);
   if (source->size() < 2)
-    fail(ErrorCode::bad_data, source->name(), ": found ", source->size(), " tokens, expected at least 2 to score");
+    fail(ErrorCode::bad_data, source->name(), ": number of tokens to score: found ", source->size(),
+         ", expected at least 2");
   const std::vector<DocumentSpan> spans = documents_of(*source);
   if (spans.empty())
     fail(ErrorCode::bad_data, source->name(), ": found no document of two tokens, expected one to score");
@@ -545,7 +546,7 @@ Adapted adapt(const GptConfig& config, const GptWeights& weights, std::span<cons
               const AdaptationOptions& o, int64_t passes) {
   check(o, config);
   if (tokens.size() < 2)
-    fail(ErrorCode::bad_data, "found ", tokens.size(), " tokens, expected at least 2 to learn from");
+    fail(ErrorCode::bad_data, "number of tokens to learn from: found ", tokens.size(), ", expected at least 2");
   INGOT_CHECK_GE(passes, 1, "adapt: passes");
   const auto source = tokens_in_memory({tokens.begin(), tokens.end()}, {0}, -1, config.vocab);
   const DocumentSpan work{0, 0, source->size() - 1};

@@ -217,6 +217,7 @@ void eval(const EvalCommand& o) {
     refuse_to_replace_run(o.ttt.log, path);
   }
   if (o.flat && o.stride > 0) fail(ErrorCode::usage, "found --flat and --stride, expected one of them");
+  model_kind_of(path);  // refuses a path that holds no model of any kind
   const TrainedModel model = load_trained(path);
   check_windows(o, o.context > 0 ? o.context : model.config.context,
                 model.config.learned_positions ? model.config.context : INT64_MAX);
@@ -314,7 +315,8 @@ void add_eval(Command& root) {
   add_model(c, o->run, o->model);
   c.text("--data PATH", o->data, "text, JSON lines or shards, - for standard input; with a published model: text");
   c.text("--ids FILE", o->ids,
-         "in place of text: a file with one JSON list of token ids per line; --json prints the loss at every position");
+         "in place of text: a file (-: standard input) with one JSON list of token ids per line; --json prints the "
+         "loss at every position");
   add_options(c, o->on);
   add_dense(c, o->on.dense);
   c.text("--tokenizer FILE", o->tokenizer,

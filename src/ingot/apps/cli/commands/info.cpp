@@ -78,8 +78,9 @@ void print(const std::string& what, const OrderedJson& r) {
   write_out(what + "\n");
   row("parameters", with_commas(r["parameters"].get<int64_t>()));
   for (const auto& [kind, count] : r["parameters_by_kind"].items()) row("  " + kind, with_commas(count.get<int64_t>()));
-  row("layers", std::to_string(r["config"]["layers"].get<int64_t>()) + ", applied " +
-                    std::to_string(r["applications"].get<int64_t>()) + " times");
+  const int64_t layers = r["config"]["layers"].get<int64_t>(), calls = r["applications"].get<int64_t>();
+  row("layers",
+      std::to_string(layers) + (calls == layers ? "" : ", executed " + std::to_string(calls) + " times in all"));
   row("size", format_bytes(r["weight_bytes"]["f32"].get<double>()) + " in fp32, " +
                   format_bytes(r["weight_bytes"]["bf16"].get<double>()) + " in bf16");
   if (r.contains("checkpoint")) {
@@ -265,6 +266,7 @@ void add_info(Command& root) {
     if (o->run.empty()) {
       report = describe(resolve_config(o->preset, o->model, "{}").model);
     } else {
+      model_kind_of(o->run);  // refuses a path that holds no model of any kind
       const TrainedModel model = load_trained(o->run);
       report = describe(model.config);
       report["checkpoint"] = model.checkpoint;

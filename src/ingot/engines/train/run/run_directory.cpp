@@ -1,5 +1,6 @@
 #include "ingot/engines/train/run/run_directory.h"
 
+#include <algorithm>
 #include <cmath>
 
 #include "ingot/core/check.h"
@@ -39,10 +40,16 @@ void RunDirectory::check_same_run() const {
   };
   if (is_file(before) && is_file(now)) before["train"]["tokenizer"] = now["train"]["tokenizer"];
   const Json patch = Json::diff(before, now);
-  if (!patch.empty())
-    fail(ErrorCode::usage, where,
-         ": found another configuration in this run directory (first difference: ", patch[0]["path"].get<std::string>(),
-         "), expected the same one to resume, or an empty directory");
+  if (!patch.empty()) {
+    std::string name = patch[0]["path"].get<std::string>();
+    const Json::json_pointer at(name);
+    const auto value = [&](const Json& j) { return j.contains(at) ? j.at(at).dump() : std::string("none"); };
+    name.erase(0, 1);
+    std::replace(name.begin(), name.end(), '/', '.');
+    fail(ErrorCode::usage, where, ": found ", name, " = ", value(before), ", expected ", value(now),
+         ", which the preset and the options give; a run continues with its own configuration, and another run needs "
+         "another directory");
+  }
   const std::string file = path(data_.tokenizer_name.c_str());
   if (load_tokenizer(file)->hash() != data_.tokenizer->hash())
     fail(ErrorCode::bad_data, file,
