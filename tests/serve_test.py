@@ -616,7 +616,9 @@ class Protocol(WithServer):
                     self.assertEqual(set(json.loads(got[1])["error"]), {"message", "type", "param", "code"})
         for path, meant in (("/chat/completions", "/v1/chat/completions"), ("/models", "/v1/models"), ("/v1/v1/messages", "/v1/messages"), ("/v1/v1/none", None)):
             message = json.loads(self.server.request("POST", path, "{}")[1])["error"]["message"]
-            self.assertRegex(message, rf"\Afound no such address, expected {meant}: " if meant else r"\Afound no such address\Z")
+            self.assertRegex(message, rf"\Afound no such address, expected {meant}: " if meant else r"\Afound no such address, expected one of /health, .*/v1/chat/completions, ")
+        refused = self.server.request("POST", "/v1/completions", "prompt=a", {"Content-Type": "application/x-www-form-urlencoded"})[1]
+        self.assertIn("found the Content-Type application/x-www-form-urlencoded, expected the header Content-Type: application/json", refused)
 
     def test_bodies_are_json_and_bounded(self):
         for status, headers in ((415, {"Content-Type": "text/plain"}), (415, {"Content-Encoding": "gzip"}), (200, {"Content-Type": "application/json; charset=utf-8"})):

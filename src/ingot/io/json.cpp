@@ -246,7 +246,7 @@ std::string describe_json(const Json& value) {
   if (value.is_string()) return "string \"" + shortened(value.get_ref<const std::string&>()) + "\"";
   if (value.is_number()) return "number " + value.dump();
   if (value.is_boolean()) return value.get<bool>() ? "true" : "false";
-  return value.type_name();
+  return value.is_array() && value.empty() ? "empty array" : value.type_name();
 }
 
 Fields::Fields(const Json& object, std::string where, ErrorCode code)

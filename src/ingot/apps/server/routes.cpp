@@ -30,10 +30,12 @@ std::optional<Exchange::Kind> body_kind(const std::string& url) {
 
 std::string nearby(const std::string& url) {
   const auto known = [](const std::string& u) { return u == "/v1/models" || body_kind(u).has_value(); };
-  if (known("/v1" + url)) return ", expected /v1" + url + ": the base URL of OpenAI's clients ends in /v1";
+  if (known("/v1" + url)) return "/v1" + url + ": the base URL of OpenAI's clients ends in /v1";
   if (url.starts_with("/v1/v1/") && known(url.substr(3)))
-    return ", expected " + url.substr(3) + ": the base URL of Anthropic's clients ends before /v1";
-  return "";
+    return url.substr(3) + ": the base URL of Anthropic's clients ends before /v1";
+  std::string all = "one of /health, /metrics, /v1/models";
+  for (const auto& [address, kind] : body_kinds()) all += ", " + address;
+  return all;
 }
 
 void check_method(const std::string& method, bool right, const char* allowed) {
@@ -44,8 +46,8 @@ void check_body_headers(MHD_Connection* c, const ApiLimits& limits) {
   const char* type = header(c, "Content-Type");
   const std::string kind = type == nullptr ? "" : lower(std::string(type).substr(0, std::string(type).find(';')));
   if (kind.substr(0, kind.find_last_not_of(' ') + 1) != "application/json")
-    throw ApiError(415, std::string(type == nullptr ? "found no" : "found another") +
-                            " Content-Type, expected the header Content-Type: application/json");
+    throw ApiError(415, (type == nullptr ? "found no Content-Type" : "found the Content-Type " + kind.substr(0, 100)) +
+                            ", expected the header Content-Type: application/json");
   if (const char* coding = header(c, "Content-Encoding"); coding != nullptr && lower(coding) != "identity")
     throw ApiError(415, "found a Content-Encoding, expected none");
   const char* length = header(c, "Content-Length");

@@ -16,8 +16,8 @@ constexpr std::string_view kOneModel = "/v1/models/";  // followed by the name o
 
 // The kind of request that an address takes in a body; nothing for any other address.
 std::optional<Exchange::Kind> body_kind(const std::string& url);
-// The end of an error for an unknown address: the meant address where a client's base URL lacks /v1 or has it twice.
-// The base URL of OpenAI's clients ends in /v1, and Anthropic's clients add /v1 themselves.
+// The end of an error for an unknown address: the meant address where a client's base URL lacks /v1 or has it twice,
+// otherwise all addresses. The base URL of OpenAI's clients ends in /v1, and Anthropic's clients add /v1 themselves.
 std::string nearby(const std::string& url);
 // Throws ApiError 405.
 void check_method(const std::string& method, bool right, const char* allowed);

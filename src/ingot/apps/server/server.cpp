@@ -74,7 +74,7 @@ struct Server::Impl {
     x.client = access.check_key(x.http);
     const bool one_model = url.starts_with(kOneModel);
     if (!kind && url != "/v1/models" && !one_model && url != "/metrics")
-      throw ApiError(404, "found no such address" + nearby(url), "", "not_found");
+      throw ApiError(404, "found no such address, expected " + nearby(url), "", "not_found");
     check_method(method, kind ? method == "POST" : get, kind ? "POST" : "GET");
     if (s == nullptr || stopping) throw ApiError(503, s == nullptr ? "the model is loading" : "the server is closing");
     if (url == "/metrics") return Reply{.body = s->metrics_text(), .type = "text/plain; version=0.0.4; charset=utf-8"};

@@ -92,10 +92,10 @@ TEST(api_request, bad_bodies_are_refused_by_the_field_s_name) {
            {"{", "body|invalid_json|body: byte 1"},
            {"{\"prompt\": \"\xff\"}", "body|invalid_json|body: byte"},
            {R"({"prompt": "a", "prompt": "b"})", "body|invalid_json|body: byte"},
-           {"[]", "body||body: found array, expected an object"},
+           {"[]", "body||body: found empty array, expected an object"},
            {"{}", "prompt||prompt: it is missing"},
            {R"({"prompt": null})", "prompt||prompt: it is missing"},
-           {R"({"prompt": []})", "prompt||prompt: found array, expected a string, strings, token ids"},
+           {R"({"prompt": []})", "prompt||prompt: found empty array, expected a string, strings, token ids"},
            {R"({"prompt": [[]]})", "prompt[0]||prompt[0]: found an empty list, expected at least one id"},
            {R"({"prompt": [1, "a"]})", "prompt[1]||prompt[1]: found string \"a\", expected an integer from 0"},
            {R"({"prompt": ["a", 1]})", "prompt[1]||prompt[1]: found number 1, expected a string or a list"},
@@ -145,7 +145,7 @@ TEST(api_request, bad_chats_are_refused_by_the_field_s_name) {
   };
   for (const auto& [body, expected] : std::vector<std::pair<std::string, std::string>>{
            {"{}", "messages||messages: it is missing"},
-           {message(""), "messages||messages: found array, expected a list of at least one message"},
+           {message(""), "messages||messages: found empty array, expected a list of at least one message"},
            {message("1"), "messages[0]||messages[0]: found number 1, expected an object"},
            {message(R"({"content": "a"})"), "messages[0].role||messages[0].role: it is missing"},
            {message(R"({"role": "king", "content": "a"})"),
@@ -349,8 +349,8 @@ TEST(api_request, a_field_that_would_change_the_answer_is_refused_unless_it_is_n
                                                {"web_search_options", "null", "{}"}}) {
     const std::string name = std::string("\"") + field + "\": ";
     EXPECT_EQ(refusal(chat_with(name + neutral), true), "accepted") << field;
-    EXPECT_EQ(refusal(chat_with(name + other), true),
-              std::string(field) + "|unsupported_parameter|" + field + ": it is not supported, expected none");
+    EXPECT_EQ(refusal(chat_with(name + other), true), std::string(field) + "|unsupported_parameter|" + field +
+                                                          ": this server does not support the field; leave it out");
   }
 }
 

@@ -1,12 +1,16 @@
 #include "ingot/engines/serve/completions.h"
 
 #include <algorithm>
+#include <cmath>
 
 #include "ingot/engines/serve/random_word.h"
 #include "ingot/io/json.h"
 
 namespace ingot {
 namespace {
+
+// To a microsecond.
+double milliseconds(double seconds) { return std::round(seconds * 1e6) / 1e3; }
 
 const char* reason_of(Finish finish, bool called) {
   return finish == Finish::length || finish == Finish::context ? "length" : called ? "tool_calls" : "stop";
@@ -122,9 +126,9 @@ struct CompletionWriter::Json {
                      {"timings",
                       {{"prompt_n", prompt - cached},
                        {"cache_n", cached},
-                       {"prompt_ms", prompt_seconds * 1e3},
+                       {"prompt_ms", milliseconds(prompt_seconds)},
                        {"predicted_n", tokens},
-                       {"predicted_ms", token_seconds * 1e3},
+                       {"predicted_ms", milliseconds(token_seconds)},
                        {"predicted_per_second", later > 0 && token_seconds > 0 ? double(later) / token_seconds : 0}}}};
     if (w.request_.prediction) {
       OrderedJson& details = r["usage"]["completion_tokens_details"];

@@ -102,7 +102,8 @@ class Object {
   void unsupported(const char* key, const Json& neutral) {
     const Json* value = find(key);
     if (value != nullptr && *value != neutral)
-      throw ApiError(400, path(key) + ": it is not supported, expected none", path(key), "unsupported_parameter");
+      throw ApiError(400, path(key) + ": this server does not support the field; leave it out", path(key),
+                     "unsupported_parameter");
   }
   void finish() const {
     for (const auto& [key, value] : json_.items()) {

@@ -77,7 +77,8 @@ std::vector<std::string> types_of(const OrderedJson& s, const std::string& path)
   std::vector<std::string> types;
   for (const OrderedJson& t : type->is_array() ? *type : OrderedJson::array({*type})) {
     if (!t.is_string() || std::find(kTypes.begin(), kTypes.end(), t.get<std::string>()) == kTypes.end())
-      refuse(path + ".type", "found " + describe_json(Json(t)) + ", expected a type of JSON");
+      refuse(path + ".type", "found " + describe_json(Json(t)) +
+                                 ", expected one of object, array, string, number, integer, boolean, null");
     types.push_back(t.get<std::string>());
   }
   if (types.empty()) refuse(path + ".type", "found no type, expected at least one");

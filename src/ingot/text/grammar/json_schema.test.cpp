@@ -515,7 +515,8 @@ TEST(json_schema, unsupported_keywords_and_values_are_refused_by_name) {
       "in const or enum of a required property");
   EXPECT_EQ(refusal(R"({"type":"integer","minLength":1})"), "usage: schema.minLength: it is not supported here");
   EXPECT_EQ(refusal(R"({"anyOf":[{"type":"strin"}]})"),
-            "usage: schema.anyOf[0].type: found string \"strin\", expected a type of JSON");
+            "usage: schema.anyOf[0].type: found string \"strin\", expected one of object, array, string, number, "
+            "integer, boolean, null");
   EXPECT_EQ(refusal(R"({"$ref":"#"})"), "usage: schema: found a schema that no finite value has");
   EXPECT_EQ(refusal(R"({"properties":{"a":{"$ref":"#"}},"required":["a"]})"),
             "usage: schema.properties.a: found a schema that no finite value has");
