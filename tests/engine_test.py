@@ -118,13 +118,21 @@ class OtherModels(unittest.TestCase):
         for name in ("docs", "docs/deep"):
             empty = MODEL.directory / name
             empty.mkdir()
-            with self.assertRaisesRegex(RuntimeError, f"^{empty}: found no checkpoint, expected "):
+            with self.assertRaisesRegex(FileNotFoundError, f"^{empty}: found no checkpoint, expected "):
                 ingot.engine.Model(empty, device="cpu")
 
     def test_a_model_without_a_tokenizer_is_refused_by_the_name_of_the_argument(self):
         model = write_qwen3(MODEL.directory / "untokenized", 320)
-        with self.assertRaisesRegex(RuntimeError, "found a model without a tokenizer, expected a tokenizer.json .* beside the weights, or tokenizer=FILE$"):
+        with self.assertRaisesRegex(FileNotFoundError, "found a model without a tokenizer, expected a tokenizer.json .* beside the weights, or tokenizer=FILE$"):
             ingot.engine.Model(model, device="cpu")
+
+    def test_matrices_of_a_checkpoint_are_converted_at_loading(self):
+        model = ingot.engine.Model(MODEL.model, device="cpu", dense="fp8")
+        self.assertIn("dense matrices became fp8 at loading", model.note)
+        self.assertNotEqual(model.weight_bytes, ingot.engine.Model(MODEL.model, device="cpu").weight_bytes)
+        self.assertRegex(repr(model), r"^Model\('.*', device='cpu', context=\d+\)$")
+        with self.assertRaisesRegex(ValueError, "engine: dense: found 'int8', expected None, 'bf16', 'fp8' or 'mxfp4'"):
+            ingot.engine.Model(MODEL.model, device="cpu", dense="int8")
 
     def test_the_class_keeps_its_earlier_name(self):
         self.assertIs(ingot.engine.GptOss, ingot.engine.Model)
@@ -321,7 +329,7 @@ class Engine(unittest.TestCase):
                 gpt_oss.generate(**(GREEDY | call))
             self.assertNotIn("\n", str(raised.exception))
         self.assertEqual(gpt_oss.generate("Hi.", **GREEDY).ids, want)
-        with self.assertRaisesRegex(RuntimeError, "no such"):
+        with self.assertRaisesRegex(FileNotFoundError, "no such"):
             ingot.engine.Model(MODEL.directory / "nothing")
         for message, options in (("device: found 'tpu', expected 'auto', 'cpu' or 'cuda'", dict(device="tpu")), ("context: found -1, expected 0 to", dict(context=-1)),
                                  ("found 1000000 tokens, expected at most 131072", dict(context=1_000_000))):
@@ -514,7 +522,7 @@ class Tools(unittest.TestCase):
                 (r"tools\[0\].type: found 'web_search', expected function", dict(tools=[{"type": "web_search"}])),
                 (r"tools\[0\].function: it is missing", dict(tools=[{"type": "function"}])),
                 (r"tools\[0\].function.name: found 'the weather', expected 1 to 64 letters, digits, _ or -", dict(tools=[{"name": "the weather"}])),
-                (r"tools\[0\].function.parameters: found array.*, expected a JSON schema", dict(tools=[WEATHER | {"parameters": []}])),
+                (r"tools\[0\].function.parameters: found empty array.*, expected a JSON schema", dict(tools=[WEATHER | {"parameters": []}])),
                 (r"tools\[0\].function.parameter: an unknown field \(did you mean parameters\?\)", dict(tools=[{"name": "f", "parameter": {}}])),
                 (r"tools: found a value that JSON cannot hold \(.*type.*\), expected dicts", dict(tools=[WEATHER | {"parameters": dict}])),
                 (r"tools: found a value that JSON cannot hold \(.*float.*\), expected dicts", dict(tools=[WEATHER | {"parameters": {"default": float("nan")}}])),

@@ -214,6 +214,8 @@ class Model:
     file, if the tokenizer is neither beside nor inside the model. chat_format: a name of docs/models.md, in place of the format that the model's template
     indicates.
     device: "auto" (a GPU if one has enough memory), "cpu" or "cuda". context: longest sequence in tokens; 0: the model's.
+    dense: the format in memory of the matrices of attention, dense MLPs and the head of a checkpoint or a GGUF file, "bf16", "fp8" or "mxfp4"; None: as
+    stored, and bf16 for the blocks of a GGUF file.
     quant: the inputs of the experts are rounded to e4m3 times a power of two per 32 numbers, as with `ingot --quant`.
     draft: "lookup" guesses the next tokens from earlier places of the same text, at most draft_max at a time. On a CPU no
     answer changes. On a GPU an answer may differ where two tokens are almost equally likely; with draft_exact the answer is that of the same steps
@@ -225,11 +227,11 @@ class Model:
     Attributes: device ("cpu" or "cuda"), context, vocab, weight_bytes, load_seconds, harmony (whether the model has a chat format), efforts (how long its
     chat format can ask the model to think, from least to most), start (the id with which every text of the model begins, or None), note (why an existing
     GPU is not used, or how this run differs from the default). Only one answer at a time: a call from another thread is a RuntimeError.
-    Errors: ValueError for a wrong argument, NotImplementedError for a function that this build, machine or model lacks, otherwise RuntimeError; each
+    Errors: ValueError for a wrong argument, FileNotFoundError for a missing file, NotImplementedError for a function that this build, machine or model lacks, otherwise RuntimeError; each
     message is one line.
     """
 
-    def __init__(self, path, *, device="auto", tokenizer=None, chat_format=None, context=0, quant=False, draft="none", draft_max=7, draft_costs=(),
+    def __init__(self, path, *, device="auto", tokenizer=None, chat_format=None, context=0, quant=False, dense=None, draft="none", draft_max=7, draft_costs=(),
                  draft_layers=(), draft_window=0, draft_dense=None, draft_exact=False):
         if device not in ("auto", "cpu", "cuda"):
             raise _wrong("device", device, "'auto', 'cpu' or 'cuda'")
@@ -237,8 +239,9 @@ class Model:
             raise _wrong("chat_format", chat_format, f"None, {_one_of(_C.chat_formats())}")
         if draft not in ("none", "lookup") and not (isinstance(draft, (str, os.PathLike)) and os.path.isdir(draft)):
             raise _wrong("draft", draft, "'none', 'lookup' or the directory of a draft head")
-        if draft_dense not in (None, "bf16", "fp8", "mxfp4"):
-            raise _wrong("draft_dense", draft_dense, "None, 'bf16', 'fp8' or 'mxfp4'")
+        for name, value in (("dense", dense), ("draft_dense", draft_dense)):
+            if value not in (None, "bf16", "fp8", "mxfp4"):
+                raise _wrong(name, value, "None, 'bf16', 'fp8' or 'mxfp4'")
         costs = [_number("draft_costs", n) for n in _list("draft_costs", draft_costs)]
         if costs and (len(costs) < 2 or not all(0 < n < math.inf for n in costs)):
             raise _wrong("draft_costs", draft_costs, "positive times of steps of 1, 2 and more tokens, such as (100, 110, 120)")
@@ -251,11 +254,15 @@ class Model:
             for name, value, without in (("draft_costs", draft_costs, ()), ("draft_exact", draft_exact, False)):
                 if value:
                     raise _wrong(name, value, f"{without} without drafts")
-        self._engine = _C.Engine(str(path), str(tokenizer or ""), chat_format or "", device, _integer("context", context, 0, 2**31 - 1), bool(quant), str(draft),
+        self._engine = _C.Engine(str(path), str(tokenizer or ""), chat_format or "", device, _integer("context", context, 0, 2**31 - 1), bool(quant), dense or "", str(draft),
                                  _integer("draft_max", draft_max, 1, 15), costs, layers, _integer("draft_window", draft_window, 0, 2**31 - 1),
                                  draft_dense or "", bool(draft_exact))
         for name, value in self._engine.about().items():
             setattr(self, name, value)
+        self._path = str(path)
+
+    def __repr__(self):
+        return f"{type(self).__name__}({self._path!r}, device={self.device!r}, context={self.context})"
 
     def encode(self, text):
         """The ids of a text, in which nothing is a control token."""

@@ -327,9 +327,11 @@ def grouped_linear(x, weight, offsets, bias=None):
 
 def rope_table(positions, dim, base=10000.0, *, scaling="none", factor=1.0, original_context=0.0, beta_fast=32.0, beta_slow=1.0,
                truncate=True, attention_factor=0.0, dtype=torch.float32, device=None):
-    """(cos, sin), each (positions, dim / 2), for `rope`; scaling is "none", "ntk" or "yarn". device=None: PyTorch's default device."""
+    """(cos, sin), each (positions, dim / 2), for `rope`: a row for each of the positions 0 to positions - 1. scaling is "none", "ntk" or "yarn". device=None: PyTorch's default device."""
     if dim < 2 or dim % 2:
         raise ValueError(f"rope_table: dim: found {dim}, expected an even number from 2")
+    if isinstance(positions, torch.Tensor) and positions.dim() > 0:
+        raise TypeError("rope_table: positions: found a tensor, expected the number of positions; rope takes the positions of tokens")
     if positions < 0:
         raise ValueError(f"rope_table: positions: found {positions}, expected 0 or more")
     device = torch.empty(0).device if device is None else device

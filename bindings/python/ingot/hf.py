@@ -97,7 +97,7 @@ class Report:
 
     def __str__(self):
         if not (self.replaced or self.skipped or self.already):
-            return "found nothing to replace, nor a module like it"
+            return "nothing replaced: found no RMSNorm, gated MLP, rotary embedding or decoder layer of a known structure"
         lines = [f"{self._counted()} replaced, {len(self.skipped)} similar module{'' if len(self.skipped) == 1 else 's'} left alone"
                  + (f", {len(self.already)} already patched" if self.already else "")]
         lines += [f"  {name}: {form}, error {', '.join(f'{error:.1e} in {str(dtype)[6:]}' for dtype, error in errors.items())}"

@@ -91,12 +91,15 @@ class _Layer(nn.Module):
         self.bias = nn.Parameter(torch.empty(out_features, device=device, dtype=dtype)) if bias else None
         self.gain = nn.Parameter(torch.empty(out_features, device=device, dtype=dtype)) if weight_norm else None
 
+    def extra_repr(self):
+        return ", ".join(f"{name} {tuple(p.shape)}" for name, p in self.named_parameters())
+
 
 class FusedMLP(_Direct):
     """num_layers linear layers with an activation between them, forward and backward in fused kernels.
 
-    in_features, hidden_features and out_features are independent; on a GPU multiples of 8 up to 512. The last layer is linear unless
-    activate_last. weight_norm: W[n] = gain[n] weight[n] / |weight[n]|. recompute keeps no activations for the backward pass.
+    in_features, hidden_features and out_features are independent; on a GPU multiples of 8 up to 512. activation is a name of
+    functional.ACTIVATIONS or a module such as nn.SiLU(). The last layer is linear unless activate_last. weight_norm: W[n] = gain[n] weight[n] / |weight[n]|. recompute keeps no activations for the backward pass.
 
     Parameters are layers.<i>.weight (out, in), layers.<i>.bias, layers.<i>.gain. load_state_dict also takes the state dict of an
     nn.Sequential of Linears, plain or with weight_norm (torch.nn.utils.parametrizations or the older weight_g and weight_v), and the
@@ -111,6 +114,7 @@ class FusedMLP(_Direct):
             if not isinstance(value, numbers.Integral) or value < 1:
                 raise ValueError(f"FusedMLP: {name}: found {value!r}, expected an integer from 1")
         in_features, hidden_features, out_features, num_layers = map(int, (in_features, hidden_features, out_features, num_layers))
+        activation = _named("FusedMLP", activation)
         act = _op.activation_number("FusedMLP", activation)
         self.in_features, self.hidden_features, self.out_features = in_features, hidden_features, out_features
         self.num_layers = num_layers
@@ -170,7 +174,7 @@ class FusedMLP(_Direct):
         others = [m for m in model if not isinstance(m, nn.Linear)]
         if not linears or not isinstance(model[0], nn.Linear):
             raise ValueError("FusedMLP.from_sequential: model: found no nn.Linear in front, expected Linear, activation, Linear, ...")
-        names = {activation_name(m) for m in others}
+        names = {activation_name(m, f"FusedMLP.from_sequential: model[{i}]") for i, m in enumerate(model) if not isinstance(m, nn.Linear)}
         if len(names) > 1:
             raise ValueError(f"FusedMLP.from_sequential: model: found activations {sorted(names)}, expected one kind")
         alternate = all(isinstance(m, nn.Linear) == (i % 2 == 0) for i, m in enumerate(model))
@@ -239,8 +243,8 @@ _ACTIVATION_MODULES = {
 _MODULE_OF_ACTIVATION = {name: module for module, name in _ACTIVATION_MODULES.items()} | {"gelu_tanh": lambda: nn.GELU("tanh")}
 
 
-def activation_name(module):
-    """The name of the activation that an nn module computes; raises a ValueError if the kernels have no such activation."""
+def activation_name(module, place="activation"):
+    """The name of the activation that an nn module computes; raises a ValueError, which begins with `place`, if the kernels have no such activation."""
     name = _ACTIVATION_MODULES.get(type(module))
     if isinstance(module, nn.GELU) and module.approximate == "tanh":
         return "gelu_tanh"
@@ -249,8 +253,13 @@ def activation_name(module):
     if isinstance(module, nn.LeakyReLU) and module.negative_slope != 0.01:
         name = None
     if name is None:
-        raise ValueError(f"activation: found {module}, expected one of {', '.join(_op.ACTIVATIONS)}")
+        raise ValueError(f"{place}: found {module}, expected one of {', '.join(_op.ACTIVATIONS)}")
     return name
+
+
+def _named(op, activation):
+    """The name of an activation that is given by its name or as a module."""
+    return activation_name(activation, f"{op}: activation") if isinstance(activation, nn.Module) else activation
 
 
 _FOREIGN = re.compile(r"^(?P<layer>.*?)\.?(?P<name>weight|bias|weight_g|weight_v|parametrizations\.weight\.original[01])$")
@@ -386,6 +395,7 @@ class WideMLP(nn.Module):
     def __init__(self, in_features, hidden_features, out_features=None, activation="leaky_relu_squared", bias=False, *, recompute=False, device=None,
                  dtype=None):
         super().__init__()
+        activation = _named("WideMLP", activation)
         _op.activation_number("WideMLP", activation)
         self.activation, self.recompute = activation, recompute
         self.w1 = nn.Linear(in_features, hidden_features, bias=bias, device=device, dtype=dtype)

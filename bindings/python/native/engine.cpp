@@ -138,6 +138,8 @@ std::string in_python(std::string text) {
                                                                       {", or --tokenizer FILE", ", or tokenizer=FILE"},
                                                                       {"--draft-layers: found", "draft_layers: found"},
                                                                       {"--draft: ", "draft: "},
+                                                                      {"--dense: found", "dense: found"},
+                                                                      {"--dense fp8", "dense=\"fp8\""},
                                                                       {"--draft on a GPU: ", "draft on a GPU: "}};
   for (const auto& [option, argument] : kNames)
     if (const size_t at = text.find(option); at != std::string::npos) text.replace(at, option.size(), argument);
@@ -169,9 +171,9 @@ class Engine {
 
  public:
   Engine(const std::string& path, const std::string& tokenizer, const std::string& chat_format,
-         const std::string& device, int64_t context, bool quant, const std::string& draft, int64_t draft_max,
-         const std::vector<double>& draft_costs, const std::vector<int64_t>& draft_layers, int64_t draft_window,
-         const std::string& draft_dense, bool draft_exact)
+         const std::string& device, int64_t context, bool quant, const std::string& dense, const std::string& draft,
+         int64_t draft_max, const std::vector<double>& draft_costs, const std::vector<int64_t>& draft_layers,
+         int64_t draft_window, const std::string& draft_dense, bool draft_exact)
       : vocabulary_(opened_for_python([&] {
           return load_vocabulary(with_checkpoint(path), {.tokenizer = tokenizer, .chat_format = chat_format});
         })),
@@ -182,7 +184,8 @@ class Engine {
                                    .draft_head = draft == "none" || draft == "lookup" ? "" : draft,
                                    .draft_layers = draft_layers,
                                    .draft_window = draft_window,
-                                   .draft_dense = draft_dense});
+                                   .draft_dense = draft_dense,
+                                   .dense = dense});
         })),
         session_(*model_.decoder) {
     draft_.most = draft_max, draft_.exact = draft_exact, draft_.step_costs = draft_costs;
@@ -216,7 +219,7 @@ class Engine {
     if (vocabulary_.chat) efforts = vocabulary_.chat->efforts();
     out["efforts"] = nb::tuple(nb::cast(efforts));
     out["start"] = vocabulary_.start >= 0 ? nb::object(nb::int_(vocabulary_.start)) : nb::none();
-    out["note"] = model_.note;
+    out["note"] = in_python(model_.note);
     return out;
   }
 
@@ -327,10 +330,10 @@ void define_engine(nb::module_& m) {
   m.def("chat_efforts", &chat_efforts);
   nb::class_<Engine>(m, "Engine")
       .def(nb::init<const std::string&, const std::string&, const std::string&, const std::string&, int64_t, bool,
-                    const std::string&, int64_t, const std::vector<double>&, const std::vector<int64_t>&, int64_t,
-                    const std::string&, bool>(),
-           "path"_a, "tokenizer"_a, "chat_format"_a, "device"_a, "context"_a, "quant"_a, "draft"_a, "draft_max"_a,
-           "draft_costs"_a, "draft_layers"_a, "draft_window"_a, "draft_dense"_a, "draft_exact"_a,
+                    const std::string&, const std::string&, int64_t, const std::vector<double>&,
+                    const std::vector<int64_t>&, int64_t, const std::string&, bool>(),
+           "path"_a, "tokenizer"_a, "chat_format"_a, "device"_a, "context"_a, "quant"_a, "dense"_a, "draft"_a,
+           "draft_max"_a, "draft_costs"_a, "draft_layers"_a, "draft_window"_a, "draft_dense"_a, "draft_exact"_a,
            nb::call_guard<nb::gil_scoped_release>())
       .def("encode", &Engine::encode)
       .def("decode", &Engine::decode)

@@ -41,8 +41,10 @@ inline std::vector<MlpLayer> layers_of(const char* op, nb::handle parameters, bo
                   x.device);
     };
     check("weights", layer.w);
+    INGOT_CHECK(l > 0 || layer.w.cols() == width, op, ": x: found ", width, " columns, expected ", layer.w.cols(),
+                ", as many as weights[0] of shape ", layer.w.shape);
     INGOT_CHECK(layer.w.cols() == width, op, ": weights[", l, "]: found shape ", layer.w.shape, ", expected (N, ",
-                width, l == 0 ? ") for the columns of x" : ") for the rows of the weights before");
+                width, ") for the rows of the weights before");
     width = layer.w.rows();
     for (const auto& [name, t] : {std::pair{"biases", &layer.b}, std::pair{"gains", &layer.g}}) {
       if (!*t) continue;

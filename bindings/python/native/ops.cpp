@@ -54,12 +54,13 @@ std::vector<std::string> activation_names() {
 
 // --- errors ----------------------------------------------------------------------------------------------------------
 
-// An invalid argument is a ValueError; a kernel missing in this build or machine is a NotImplementedError, a subclass
-// of RuntimeError; every further error is a RuntimeError.
+// An invalid argument is a ValueError; a file that is not there a FileNotFoundError; a kernel missing in this build or
+// machine is a NotImplementedError, a subclass of RuntimeError; every further error is a RuntimeError.
 PyObject* exception_type(ErrorCode code) {
   switch (code) {
     case ErrorCode::invalid_argument:
     case ErrorCode::usage: return PyExc_ValueError;
+    case ErrorCode::not_found: return PyExc_FileNotFoundError;
     case ErrorCode::unsupported: return PyExc_NotImplementedError;
     default: return PyExc_RuntimeError;
   }

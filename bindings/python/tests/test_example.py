@@ -24,6 +24,18 @@ def example():
     return loaded("neural_image")
 
 
+def test_the_page_on_functions_runs_and_states_their_layouts():
+    page = (EXAMPLES.parent / "docs" / "python.md").read_text(encoding="utf-8")
+    code, = (block.split("```")[0] for block in page.split("```python\n") if block.startswith("import torch\n"))
+    names = {}
+    exec(code, names)
+    x, w = names["x"], names["w"]
+    torch.testing.assert_close(names["y"], torch.nn.functional.rms_norm(x, (256,), w, 1e-6))
+    gate, up = (x @ half.T for half in names["w12"].chunk(2))
+    torch.testing.assert_close(names["h"], torch.nn.functional.silu(gate) * up, rtol=1e-4, atol=1e-3)
+    assert (names["o"].shape, names["h"].shape, names["loss"].shape) == ((1, 512, 8, 64), (4, 512), ())
+
+
 def test_fits_a_made_image_and_writes_picture_and_plot(example, device, tmp_path, monkeypatch, capsys):
     arguments = ["--size", "32", "--steps", "120", "--batch", "512", "--width", "32", "--no-compile"]
     monkeypatch.setattr(sys, "argv", ["neural_image.py", "--device", device.type, "--out", str(tmp_path), *arguments])

@@ -380,6 +380,12 @@ def test_qk_norm_rope_is_norm_rotation_and_gain(device):
     assert_near(no_rotation, reference.rms_norm(ox, None, 2.0**-23), 12, "norm alone")
 
 
+def test_rope_tables_take_the_number_of_positions():
+    with pytest.raises(TypeError, match="rope_table: positions: found a tensor, expected the number of positions"):
+        functional.rope_table(torch.arange(6), 16)
+    assert functional.rope_table(torch.tensor(6), 16)[0].shape == (6, 8)
+
+
 def test_rope_tables_are_the_published_formula(device):
     cos, sin = functional.rope_table(50, 16, base=500.0, dtype=torch.float64)
     angle = torch.arange(50.0, dtype=torch.float64).unsqueeze(1) * 500.0 ** (-torch.arange(0, 16, 2, dtype=torch.float64) / 16)

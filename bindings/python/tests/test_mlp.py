@@ -226,6 +226,16 @@ def test_loads_a_sequential_of_linears(device):
     held.load_state_dict(outer.state_dict())  # nested, with a prefix
 
 
+def test_an_activation_may_be_a_module(device):
+    ours = ingot.nn.FusedMLP(8, 16, 8, activation=nn.GELU("tanh"), device=device)
+    assert ours.activation == "gelu_tanh"
+    assert "weight (16, 8), bias (16,)" in repr(ours)
+    wide = ingot.nn.WideMLP(8, 16, activation=nn.SiLU(), device=device)
+    x = torch.randn(4, 8, device=device)
+    assert wide.activation == "silu"
+    torch.testing.assert_close(wide(x), wide.w2(nn.functional.silu(wide.w1(x))), rtol=1e-4, atol=1e-5)
+
+
 def test_from_sequential_keeps_requires_grad_and_the_training_mode(device):
     for wrap in (lambda linear: linear, nn.utils.parametrizations.weight_norm):
         theirs = sequential(device, wrap, n=3).eval()
@@ -332,7 +342,8 @@ def test_errors_name_operation_argument_found_and_expected(device):
     w = [torch.randn(8, 16, device=device)]
     cases = [
         (lambda: functional.fused_mlp(x, w, activation="swish"), ValueError, "mlp: activation: found 'swish', expected one of identity"),
-        (lambda: functional.fused_mlp(x[:, :8], w), ValueError, r"mlp: weights\[0\]: found shape \(8, 16\), expected \(N, 8\) for the columns of x"),
+        (lambda: functional.fused_mlp(x[:, :8], w), ValueError, r"mlp: x: found 8 columns, expected 16, as many as weights\[0\] of shape \(8, 16\)"),
+        (lambda: functional.fused_mlp(x, [w[0], w[0]]), ValueError, r"mlp: weights\[1\]: found shape \(8, 16\), expected \(N, 8\) for the rows of the weights before"),
         (lambda: functional.fused_mlp(x, w, [], activation="relu"), ValueError, "biases: found 0, expected one for each of 1"),
         (lambda: functional.fused_mlp(x, [w[0].bfloat16()]), ValueError, r"mlp: weights\[0\]: found dtype torch.bfloat16, expected x's torch.float32"),
         (lambda: functional.fused_mlp(x.long(), w), ValueError, "mlp: x: found dtype torch.int64, expected torch.float64, torch.float32, torch.bfloat16 or torch.float16"),
@@ -347,8 +358,9 @@ def test_errors_name_operation_argument_found_and_expected(device):
         (lambda: ingot.nn.FusedMLP.from_sequential(nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4).half())), ValueError,
          "found torch.float16 and torch.float32, expected one dtype"),
         *((lambda act=act: ingot.nn.FusedMLP.from_sequential(nn.Sequential(nn.Linear(4, 4), act, nn.Linear(4, 4))), ValueError,
-           f"activation: found {type(act).__name__}") for act in (nn.Softplus(2), nn.Softplus(1, 5), nn.LeakyReLU(0.2))),
-        (lambda: ingot.nn.FusedMLP.from_sequential(nn.Sequential(nn.Linear(4, 4), nn.ELU(), nn.Linear(4, 4))), ValueError, "found ELU"),
+           rf"model\[1\]: found {type(act).__name__}") for act in (nn.Softplus(2), nn.Softplus(1, 5), nn.LeakyReLU(0.2))),
+        (lambda: ingot.nn.FusedMLP.from_sequential(nn.Sequential(nn.Linear(4, 4), nn.ELU(), nn.Linear(4, 4))), ValueError, r"FusedMLP.from_sequential: model\[1\]: found ELU"),
+        (lambda: ingot.nn.FusedMLP(4, 8, 4, activation=nn.ELU()), ValueError, "FusedMLP: activation: found ELU"),
     ]
     for call, kind, message in cases:
         with pytest.raises(kind, match=message):
