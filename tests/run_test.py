@@ -60,6 +60,25 @@ class CopiedTree(unittest.TestCase):
         self.assertEqual((run.returncode, run.stdout), (1, ""))
         self.assertIn("run: found the system Darwin, expected Linux", run.stderr)
 
+    def test_a_gpu_without_nvcc_is_named_before_the_first_build_and_with_nvcc_it_is_built_for(self):
+        def add(name):
+            (self.directory / "bin" / name).write_text("#!/bin/sh\necho 'GPU 0: NVIDIA GeForce RTX 3090'\n")
+            (self.directory / "bin" / name).chmod(0o755)
+        add("nvidia-smi")
+        del self.environment["INGOT_BUILD"]
+        tools = self.directory / "tools"  # everything but an nvcc of this machine
+        tools.mkdir()
+        for folder in os.environ["PATH"].split(":"):
+            for program in pathlib.Path(folder).glob("*") if pathlib.Path(folder).is_dir() else ():
+                if program.name != "nvcc" and not (tools / program.name).exists():
+                    (tools / program.name).symlink_to(program)
+        self.environment["PATH"] = f"{self.directory / 'bin'}:{tools}"
+        self.assertIn("Found a GPU but no nvcc: building for the CPU alone.", self.build(self.tree)[1])
+        self.assertEqual(self.build(self.tree), (["ninja"], ""))
+        add("nvcc")
+        self.build(self.tree)
+        self.assertIn("--preset cuda", (self.tree / "calls").read_text())
+
     def test_help_of_the_gpu_s_stages_needs_no_gpu(self):
         run = subprocess.run(["bash", self.tree / "run", "gpu", "--help"], capture_output=True, text=True, env=self.environment)
         self.assertEqual(run.returncode, 0, run.stderr)
