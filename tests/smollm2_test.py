@@ -119,6 +119,9 @@ class SmolLm2(unittest.TestCase):
             ids.write_text("[1, 2, 3]\n")
             self.assertNotIn("experts", run("convert", MODEL, archive))
             self.assertNotIn("experts", next(line for line in run("info", archive).splitlines() if line.startswith("  archive")))
+            refused = subprocess.run([INGOT, "convert", MODEL, archive, "--experts", "fp8"], capture_output=True, text=True)
+            self.assertEqual(refused.returncode, 2, refused.stderr)
+            self.assertIn("found --experts, which changes nothing with a model without experts", refused.stderr)
             for model in (MODEL, archive):
                 for status, message, *words in ((2, "which is not GPT-OSS", "generate", "--model", model, "--ids", ids, "--quant"),
                                                 (7, "found a model of another family, expected GPT-OSS", "eval", "accuracy", "--model", model, "--ids", ids)):

@@ -59,7 +59,7 @@ void make_up(const ConvertCommand& o) {
   report(o, o.from, forms, true, bytes, bar.seconds());
 }
 
-void convert(const ConvertCommand& o) {
+void convert(const ConvertCommand& o, const Command& c) {
   if (o.from.empty())
     fail(ErrorCode::usage, "found no ",
          o.synthetic.empty() ? "FROM, expected a checkpoint or an archive" : "OUT, expected the archive's name");
@@ -70,6 +70,8 @@ void convert(const ConvertCommand& o) {
   }
   const bool family = is_family(o.from), archive = ArchiveFile::is_one(o.from);
   require_published(o.from);
+  const bool experts = !family || archived_family(o.from).spec.experts > 0;
+  if (!experts) c.refuse_given({"experts"}, "a model without experts");
   // Experts of GPT-OSS were published in mxfp4, those of the families in bf16.
   GptOssForms had{.experts = family ? WeightFormat::bf16 : WeightFormat::mxfp4};
   if (archive) had = family ? archive_forms(o.from, archived_family(o.from)) : gpt_oss_archive_forms(o.from);
@@ -81,7 +83,7 @@ void convert(const ConvertCommand& o) {
   Bar bar("converting");
   const ConvertOptions options = {forms, [&](int64_t done, int64_t all) { bar.at(done, all); }};
   const int64_t bytes = family ? convert_family(o.from, o.to, options) : convert_gpt_oss(o.from, o.to, options);
-  report(o, o.to, forms, !family || archived_family(o.from).spec.experts > 0, bytes, bar.seconds());
+  report(o, o.to, forms, experts, bytes, bar.seconds());
 }
 
 }  // namespace
@@ -112,7 +114,7 @@ void add_convert(Command& root) {
   ingot generate --model gpt-oss-20b.ingot --ids prompts.jsonl)");
   c.run([o, &c] {
     if (o->to.empty() && o->synthetic.empty()) c.refuse_given({"dense", "experts"}, "an archive that is only verified");
-    convert(*o);
+    convert(*o, c);
   });
 }
 
