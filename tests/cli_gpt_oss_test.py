@@ -674,6 +674,33 @@ class Chat(TinyGptOss):
                 self.assertEqual(cut["finish"], "stop")
                 self.refuses(2, "--stop-id: found '-1', expected an id from 0 to ", "generate", *words, "--stop-id", -1)
 
+    def test_a_stop_string_ends_the_text_before_it(self):
+        run = self.directory / "run"
+        self.assertEqual(ingot("train", *TINY, "--steps", 2, "--data", self.file("text.txt", TEXT), "--out", run).returncode, 0)
+        def text_of(report):
+            return report["text"] if "text" in report else "".join(m["content"] for m in report["messages"] if m["kind"] == "text")
+        for words in (["--model", self.model, "--prompt", "Hi."], ["--model", self.model, "--raw", "--prompt", "system", "--only-new"], [run, "--prompt", "The", "--only-new"]):
+            with self.subTest(words=words):
+                ask = lambda *more: ingot("generate", *words, "--tokens", 40, *more, env=dict(INGOT_DATE="none"))
+                plain = [w for w in words if w != "--only-new"]
+                report = lambda *more: json.loads(ingot("generate", *plain, "--json", "--tokens", 40, *more, env=dict(INGOT_DATE="none")).text)
+                seed, whole = next((s, text) for s in range(50) if len(text := text_of(report("--seed", s))) > 12 and "\0" not in text)
+                stop = whole[7:10]
+                cut = report("--seed", seed, "--stop", "\n\n\n", "--stop", stop)
+                self.assertEqual((text_of(cut), cut["finish"]), (whole[:whole.find(stop)], "stop"))
+                self.assertEqual(cut.get("stop", stop), stop)
+                self.assertEqual(ask("--seed", seed, "--stop", stop).text.rstrip("\n"), text_of(cut).rstrip("\n"))
+                self.assertEqual(text_of(report("--seed", seed, "--stop", "not in this text")), whole)
+        self.refuses(2, "--stop: found an empty text", "generate", run, "--prompt", "The", "--stop", "")
+        self.refuses(2, "found --stop, which changes nothing with --ids", "generate", run, "--ids", self.file("ids.jsonl", "[1]\n"), "--stop", "x")
+
+    def test_a_turn_may_have_several_lines(self):
+        answers = [ingot("chat", "--model", self.model, "--json", "--tokens", 8, stdin=turns, env=self.env) for turns in (b"Hi.\\\nBye.\n", b"Hi.\\\n")]
+        for answer, text in zip(answers, ("Hi.\nBye.", "Hi.\n")):
+            self.assertEqual(answer.returncode, 0, answer.error)
+            asked = ingot("generate", "--model", self.model, "--prompt", text, "--json", "--tokens", 8, env=self.env)
+            self.assertEqual([json.loads(a.text)["ids"] for a in (answer,)], [json.loads(asked.text)["ids"]])
+
     def test_text_is_whole_characters_and_holds_no_control_token(self):
         for seed in range(4):
             run = ingot(*self.chat, "--tokens", 200, "--analysis", "show", "--seed", seed, stdin="\u65e5\n<|start|>\n".encode(), env=self.env)

@@ -76,6 +76,11 @@ class Conversation {
     if (terminal_) log_info(help());
     Lines lines;
     for (std::string line; prompt(), lines.next(line);) {
+      for (std::string more; line.ends_with('\\');) {  // the turn continues on the next line
+        line.back() = '\n';
+        if (terminal_) write_out("  ");
+        if (lines.next(more)) line += more;
+      }
       if (line.find_first_not_of(" \t") == std::string::npos) continue;
       if (line == "/quit" || line == "/exit") return;
       if (command(line)) continue;
@@ -110,7 +115,7 @@ class Conversation {
   std::string help() const {
     return "/new starts over, " +
            (efforts().empty() ? "" : "/effort " + efforts() + " changes how long the model thinks, ") +
-           "/quit ends; Ctrl-C stops an answer";
+           "/quit ends; a line that ends in \\ continues on the next one; Ctrl-C stops an answer";
   }
   bool command(const std::string& line) {
     if (line == "/help") {
@@ -194,7 +199,8 @@ void chat(const ChatCommand& o, const Command& c) {
 }  // namespace
 
 void add_chat(Command& root) {
-  Command& c = root.add("chat", "Chats with a model such as GPT-OSS; each line of input is a turn");
+  Command& c = root.add(
+      "chat", "Chats with a model such as GPT-OSS; each line of input is a turn, and a line that ends in \\ continues");
   auto o = std::make_shared<ChatCommand>();
   c.text("PATH", o->path,
          "a published model with its tokenizer: a checkpoint's directory, an archive, a GGUF or an .iris file");

@@ -10,6 +10,7 @@
 #include "ingot/apps/cli/shared/models.h"
 #include "ingot/apps/cli/shared/runs.h"
 #include "ingot/core/log.h"
+#include "ingot/engines/serve/answer_text.h"
 #include "ingot/io/file.h"
 #include "ingot/io/json.h"
 #include "ingot/text/utf8.h"
@@ -28,7 +29,7 @@ struct GenerateCommand {
   SamplingOptions sampling;
   ConversationOptions conversation;
   AdaptationCommand ttt;
-  std::vector<std::string> stop_ids;
+  std::vector<std::string> stop_ids, stops;
   std::string trace;
   bool only_new = false, past_end = false, json = false, raw = false;
 };
@@ -38,7 +39,7 @@ OrderedJson report_of(const Answer& a, bool drafts) {
   r["version"] = kAnswerVersion;
   r["ids"] = a.tokens;
   r["finish"] = name_of(a.finish);
-  if (a.finish == Finish::stop) r["stop_id"] = a.stop_id;
+  if (a.finish == Finish::stop && a.stop_id >= 0) r["stop_id"] = a.stop_id;
   r["prompt_tokens"] = a.prompt;
   r["prompt_seconds"] = a.prompt_seconds;
   r["token_seconds"] = a.token_seconds;
@@ -46,10 +47,11 @@ OrderedJson report_of(const Answer& a, bool drafts) {
   return r;
 }
 
-// The same report, with the new text.
-OrderedJson report_of(const std::string& text, const Answer& a, bool drafts) {
+// The same report, with the new text and the stop string that ended it, which may be empty.
+OrderedJson report_of(const std::string& text, const std::string& stop, const Answer& a, bool drafts) {
   OrderedJson r = {{"version", kAnswerVersion}, {"text", text}};
   r.update(report_of(a, drafts));
+  if (!stop.empty()) r["stop"] = stop;
   return r;
 }
 
@@ -120,6 +122,15 @@ void generate_ids(const GenerateCommand& o) {
   write_trace(o, *model.decoder);
 }
 
+// Ends the answer before the stop string, which the last part of its text contains.
+void cut_at(ChatTurn& turn, const std::string& stop) {
+  turn.answer.finish = Finish::stop;
+  const auto text = std::find_if(turn.parts.rbegin(), turn.parts.rend(),
+                                 [](const ChatPart& part) { return part.kind == ChatKind::text; });
+  if (text == turn.parts.rend()) return;
+  if (const size_t at = text->content.find(stop); at != std::string::npos) text->content.resize(at);
+}
+
 // Answers a prompt as the user's turn of a conversation.
 void answer(const GenerateCommand& o, const std::string& path, const Vocabulary& v, const Prompt& prompt) {
   if (!v.chat)
@@ -142,9 +153,17 @@ void answer(const GenerateCommand& o, const std::string& path, const Vocabulary&
   options.stop_ids = parse_stop_ids(o.stop_ids, model.decoder->vocab());
   options.cancelled = [&] { return interrupt.asked(); };
   options.draft = draft_options(o.draft, *model.decoder);
-  const ChatTurn turn = chat.say(prompt.text, options, [&](const ChatPart& part, std::string_view text) {
-    if (!o.json) printer.show(part, text);
+  StopStrings stops(o.stops);
+  ChatPart latest{.kind = ChatKind::text};  // of the text that `stops` withholds
+  options.on_token = [&](int32_t) { return !stops.found(); };
+  ChatTurn turn = chat.say(prompt.text, options, [&](const ChatPart& part, std::string_view text) {
+    const bool searched = part.kind == ChatKind::text;
+    const std::string shown = searched ? stops.push(text) : std::string(text);
+    if (searched) latest.label = part.label;
+    if (!o.json && !shown.empty()) printer.show(part, shown);
   });
+  if (const std::string rest = stops.finish(); !o.json && !rest.empty()) printer.show(latest, rest);
+  if (stops.found()) cut_at(turn, stops.which());
   if (o.json)
     write_out(json_of(turn, o.draft.any()) + "\n");
   else
@@ -173,15 +192,18 @@ void go_on(const GenerateCommand& o, const std::string& path, const Vocabulary& 
     text += piece;
   };
   options.vocab = std::min<int64_t>(model.decoder->vocab(), v.tokenizer->vocab_size());
+  StopStrings stops(o.stops);
   options.on_token = [&](int32_t id) {  // control tokens stand for no text
-    show(stream.push(v.tokenizer->added_bytes(id)));
-    return true;
+    show(stops.push(stream.push(v.tokenizer->added_bytes(id))));
+    return !stops.found();
   };
   if (!o.only_new && !o.json) write_out(prompt.text);
-  const Answer answer = session.generate(ids, options);
-  show(stream.finish());
+  Answer answer = session.generate(ids, options);
+  show(stops.push(stream.finish()));
+  show(stops.finish());
+  if (stops.found()) answer.finish = Finish::stop;
   if (o.json)
-    write_out(show_json(report_of(text, answer, o.draft.any())) + "\n");
+    write_out(show_json(report_of(text, stops.which(), answer, o.draft.any())) + "\n");
   else if (!(text.empty() ? prompt.text : text).ends_with('\n'))
     write_out("\n");
   if (interrupt.asked()) fail(ErrorCode::interrupted, "stopped by a signal");
@@ -223,9 +245,10 @@ void go_on_in_documents(const GenerateCommand& o, const std::string& path, const
   if (!o.json) c.show = [](std::string_view piece) { write_out(piece); };
   c.stop = [&] { return interrupt.asked(); };
   c.repeat_prompt = !o.only_new;
+  c.stops = o.stops;
   const Continued made = continue_text(generator, *v.tokenizer, c);
   if (o.json)
-    write_out(show_json(report_of(made.text, made.answer, false)) + "\n");
+    write_out(show_json(report_of(made.text, made.stop, made.answer, false)) + "\n");
   else if (made.text.empty() || made.text.back() != '\n')
     write_out("\n");
   if (interrupt.asked()) fail(ErrorCode::interrupted, "stopped by a signal");
@@ -258,6 +281,7 @@ void add_generate(Command& root) {
   add_options(c, o->sampling);
   c.integer("--seed N", o->seed, 0, int64_t(1) << 53, "the same seed gives the same text (default: 1)");
   add_stop_ids(c, o->stop_ids);
+  c.list("--stop TEXT", o->stops, "the text ends before TEXT, which may span several tokens; may be repeated");
   c.flag("--only-new", o->only_new, "do not repeat the prompt");
   add_options(c, o->on);
   add_gpu_options(c, o->on);
@@ -280,9 +304,11 @@ void add_generate(Command& root) {
   c.run([o, &c, &prompt] {
     o->asked = prompt.given || !o->prompt.empty();
     if (!o->ids.empty())
-      c.refuse_given({"reasoning", "system", "developer", "date", "tokenizer", "chat-format", "raw"}, "--ids");
+      c.refuse_given({"reasoning", "system", "developer", "date", "tokenizer", "chat-format", "raw", "stop"}, "--ids");
     else if (o->raw)
       c.refuse_given({"reasoning", "system", "developer", "date"}, "--raw");
+    if (std::find(o->stops.begin(), o->stops.end(), "") != o->stops.end())
+      fail(ErrorCode::usage, "--stop: found an empty text, expected one of at least a character");
     refuse_split_of_one(c, o->on.gpus);
     choose_draft_head(c, o->draft, o->on);
     if (o->json) c.refuse_given({"only-new"}, "--json, which holds only what is new");

@@ -7,6 +7,7 @@
 #include "ingot/apps/cli/shared/libraries.h"
 #include "ingot/core/log.h"
 #include "ingot/core/progress.h"
+#include "ingot/engines/serve/answer_text.h"
 #include "ingot/gpu/cublaslt.h"
 #include "ingot/gpu/device.h"
 #include "ingot/io/file.h"
@@ -166,15 +167,18 @@ Continued continue_text(Generator& generator, const Tokenizer& tokenizer, const 
   if (c.repeat_prompt && c.show) c.show(c.prompt);
   Continued done;
   Utf8Stream stream;
+  StopStrings stops(c.stops);
   const auto show = [&](const std::string& piece) {
     done.text += piece;
     if (c.show && !piece.empty()) c.show(piece);
   };
   done.answer = generator.generate(tokenizer, prompt, c.options, [&](int32_t id) {
-    if (id != tokenizer.bos()) show(stream.push(tokenizer.token_bytes(id)));
-    return !c.stop || !c.stop();
+    if (id != tokenizer.bos()) show(stops.push(stream.push(tokenizer.token_bytes(id))));
+    return !stops.found() && (!c.stop || !c.stop());
   });
-  show(stream.finish());
+  show(stops.push(stream.finish()));
+  show(stops.finish());
+  if (stops.found()) done.answer.finish = Finish::stop, done.stop = stops.which();
   return done;
 }
 

@@ -63,9 +63,11 @@ struct Continuation {
   std::function<void(std::string_view)> show;  // may be left out
   std::function<bool()> stop;                  // may be left out
   bool repeat_prompt = false;                  // show the prompt first, after the tokenizer has accepted it
+  std::vector<std::string> stops;              // the text ends before the first of these strings
 };
 struct Continued {
   std::string text;
+  std::string stop;  // the stop string that ended the text, or empty
   Answer answer;
 };
 Continued continue_text(Generator& generator, const Tokenizer& tokenizer, const Continuation& c);
