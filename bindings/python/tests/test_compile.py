@@ -43,7 +43,7 @@ def test_compiles_without_graph_breaks_forward_and_backward(device):
     x = torch.randn(6, 16, device=device)
     expected = gradients(net, net, x)
     torch._dynamo.reset()
-    # Tracing can break, code generation hardly; the default backend on the GPU, without code generation on the CPU.
+    # The package can break tracing, but hardly the generation of code: a GPU uses the default backend, a CPU one that generates no code.
     compiled = torch.compile(net, fullgraph=True, backend="inductor" if DEVICE == "cuda" else "aot_eager")
     assert_same(gradients(net, compiled, x), expected)
     with torch.no_grad():
@@ -106,7 +106,7 @@ class Watch:
 
 
 class GatedMlp(torch.nn.Module):
-    """In the form of transformers."""
+    """A gated MLP with the names and the forward pass of transformers."""
 
     def __init__(self, bias, device):
         super().__init__()
@@ -143,7 +143,7 @@ def training_gradients(call, given, **options):
 
 @pytest.mark.parametrize("whole", [False, True])
 def test_a_backward_pass_unpacks_each_saved_tensor_once(device, whole, monkeypatch):
-    """Under checkpointing a second time is an error. whole: gated MLPs are one node, as they are on a Hopper GPU in 16 bits."""
+    """Checkpointing raises an error where a saved tensor is unpacked twice. whole: gated MLPs are one node, as on a Hopper GPU in 16 bits."""
     if whole:
         monkeypatch.setattr(ingot.nn, "_fuses", lambda *operands: True)
         monkeypatch.setattr(ingot._hf_gated, "_fuses", lambda *operands: True)

@@ -108,7 +108,7 @@ def test_a_llama_learns_the_same_from_both_parts(device, tmp_path, monkeypatch, 
     result = json.loads((tmp_path / "llama.json").read_text(encoding="utf-8"))
     assert [run["name"] for run in result["runs"]] == ["PyTorch", "Ingot"]
     assert all(run["losses"][-1] < run["losses"][0] - 0.3 for run in result["runs"])
-    # bf16 on a GPU; on a CPU torch's Muon iterates in bf16 and Ingot's in fp32: the matrices that come of it differ by 2^-8
+    # On a GPU both runs are in bf16. On a CPU PyTorch's Muon iterates in bf16 and Ingot's in fp32, so their updates differ by 2^-8.
     assert result["most_apart"] < 0.05
     assert "<polyline" in (tmp_path / "llama.svg").read_text(encoding="utf-8")
     assert "tokens/s" in capsys.readouterr().out

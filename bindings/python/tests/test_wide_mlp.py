@@ -37,13 +37,13 @@ def test_outputs_and_gradients_against_fp64(device, dtype, activation):
             dy = torch.randn_like(y)
             y.backward(dy)
             expected.backward(dy.double())
-            # fp32: sums of up to 136 products of numbers of similar size, added in turn; 16 bits: on a CPU one rounding of the result, on a GPU
-            # one more of what is between, of the slope that follows from it and of its gradient.
+            # fp32: sums of up to 136 products of similar size, added one after the other. 16 bits: on a CPU the result is rounded once; on a GPU
+            # the hidden units, their slopes and their gradients are rounded too.
             roundings = 64 if dtype is torch.float32 else 1.1 if device.type == "cpu" else 6
             assert y.dtype is dtype
             assert_near(y, expected, roundings, f"y, {bias}")
             for name, got, want in zip(("x", "w1", "w2", "b1", "b2"), operands, wide):
-                # relative to the whole gradient: the gradient of a unit that is rarely active is mostly cancellation
+                # Relative to the whole gradient, because the terms of the gradient of a rarely active unit mostly cancel.
                 assert_near(got.grad.reshape(1, -1), want.grad.reshape(1, -1), roundings, f"gradient of {name}, {recompute}")
 
 
@@ -144,7 +144,7 @@ def test_errors_name_the_value_found(device):
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_sums_of_16_bits_are_fp32_also_where_a_product_is_cut_over_its_features(device, dtype):
-    """One rounding of the result, and roundings of fp32 over 1100 terms. The second product is with the identity and exact."""
+    """The result is rounded once, after a sum of 1100 terms in fp32. The second product multiplies by the identity and is exact."""
     for rows, columns, features in ((129, 24, 1100), (1000, 2, 1096), (1000, 8, 1100), (129, 100, 1096), (3, 7, 1100)):
         x, w = torch.randn(rows, features, device=device).to(dtype), (torch.randn(columns, features, device=device) / features**0.5).to(dtype)
         y = functional.wide_mlp(x, w, torch.eye(columns, device=device, dtype=dtype), activation="identity")

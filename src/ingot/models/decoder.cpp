@@ -137,7 +137,7 @@ std::string Decoder::trace(int slot) {
     fail(ErrorCode::unsupported, "trace: found an engine on ", device(), " that keeps no times of a token");
   if (cached_length(slot) >= context())
     fail(ErrorCode::usage, "trace: found ", cached_length(slot), " tokens, a full context, expected room for one more");
-  if (s.next == Next::logits) s.next = Next::nothing;  // the ids of the softmax
+  if (s.next == Next::logits) s.next = Next::nothing;  // the traced token overwrites the logits of the last one
   return trace_token(slot);
 }
 

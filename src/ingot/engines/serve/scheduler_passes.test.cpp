@@ -228,7 +228,7 @@ TEST(scheduler, answers_beside_many_passes_of_prompts_are_the_answers_of_request
   EXPECT_GE(decoder.answers, 30u);
 }
 
-// Its pending tokens are rows of draft steps, also while prompts are fed.
+// The pending tokens of an answer with drafts are rows of draft steps, also while prompts are fed.
 TEST(scheduler, a_drafted_answer_keeps_its_draft_steps_beside_prompts) {
   const ServedModel m;
   Together decoder(m.decoder(3, 200, 64));
@@ -311,7 +311,7 @@ TEST(scheduler, answers_leave_half_of_a_batch_to_prompts) {
   EXPECT_LE(when_first, 7 * 3 / 4 + 40 / 4 + 2);
 }
 
-// The last token of an answer has no place in its slot, while passes over prompts go on.
+// While passes over prompts go on, the slot of an answer fills up, so that its last token cannot be fed.
 TEST(scheduler, an_answer_that_fills_its_context_beside_prompts_ends_alone) {
   const ServedModel m;
   Together decoder(m.decoder(3, 40, 16));
@@ -324,7 +324,7 @@ TEST(scheduler, an_answer_that_fills_its_context_beside_prompts_ends_alone) {
   for (Asked* const a : {&burst.asked[0], &burst.asked[1], &third}) EXPECT_EQ(a->wait().tokens, 1);
 }
 
-// The slot then holds the pending token of the cancelled answer once.
+// After the pass, the slot holds the pending token of the cancelled answer exactly once.
 TEST(scheduler, an_answer_cancelled_in_a_pass_leaves_its_tokens_to_the_client_s_next_prompt) {
   const ServedModel m;
   Together decoder(m.decoder(2, 200, 64));

@@ -23,8 +23,8 @@ template <class T> struct Product {
   int64_t c_row = 0, c_matrix = 0;
   const T* bias = nullptr;  // (experts, n)
   gemm::GroupOffsets at;
-  int64_t m = 0, n = 0, k = 0;  // of a product; m is the experts' rows, or k is
-  bool sums_rows = false;       // k: the rows of an expert
+  int64_t m = 0, n = 0, k = 0;  // the rows of all experts are m, or with sums_rows k
+  bool sums_rows = false;       // every expert has a product, which sums over the rows of the expert
   bool adds = false;
 };
 
@@ -88,7 +88,7 @@ template <class T> __global__ void __launch_bounds__(kThreads) product_kernel(co
     const T* const b = p.b.data + (p.sums_rows ? 0 : int64_t(t.expert) * p.b.matrix);
     float sums[kEach][kEach] = {};
     for (int64_t k = t.k_begin; k < t.k_end; k += kSteps) {
-      __syncthreads();  // the sums of the panels before are formed
+      __syncthreads();  // all threads have read the preceding panels
       load_panel(memory.a, p.a, a, t.m, t.m_end, k, t.k_end);
       load_panel(memory.b, p.b, b, t.n, p.n, k, t.k_end);
       __syncthreads();

@@ -16,12 +16,13 @@ namespace {
 
 // --- frequencies -------------------------------------------------------------------------------------------
 
-// The pair whose wavelength fits `rotations` times into the original context (a real number).
+// The number of the pair, as a real number, that turns `rotations` times within the original context.
 double pair_of_rotations(double rotations, int64_t rotary_dim, double base, double context) {
   return double(rotary_dim) * std::log(context / (rotations * 2 * std::numbers::pi)) / (2 * std::log(base));
 }
 
-// Pairs that turn often keep their frequency, pairs that turn seldom are slowed by `factor`, a ramp lies between.
+// Pairs that turn often within the original context keep their frequency, and the frequency of pairs that turn seldom
+// is divided by `factor`. For the pairs between, the divisor changes on a ramp.
 void apply_yarn(RopeFrequencies& f, int64_t rotary_dim, double base, const RopeScaling& scaling) {
   INGOT_CHECK(scaling.original_context > 0, "rope: found yarn with original_context ", scaling.original_context,
               ", expected the context the model was trained with");
@@ -33,7 +34,7 @@ void apply_yarn(RopeFrequencies& f, int64_t rotary_dim, double base, const RopeS
   }
   low = std::max(low, 0.0);
   high = std::min(high, double(rotary_dim - 1));
-  if (low == high) high += 0.001;  // a step instead of a division by zero
+  if (low == high) high += 0.001;  // avoids a division by zero; the ramp becomes a step
   for (size_t j = 0; j < f.theta.size(); ++j) {
     const double slowed = std::clamp((double(j) - low) / (high - low), 0.0, 1.0);
     f.theta[j] *= slowed / scaling.factor + (1 - slowed);

@@ -69,7 +69,8 @@ TEST(CpuHead, GuessesAreThoseOfTheDefinitionForEveryKindOfHead) {
         SCOPED_TRACE(detail::concat(n, " tokens, guess ", count));
         const Ids found = head.draft(cache, tokens.back(), count);
         EXPECT_EQ(found, Ids(want.ids.begin(), want.ids.begin() + count));
-        // Sums of up to 96 products in fp32 through some ten steps, from which later guesses start again.
+        // A guess takes some ten steps of sums of up to 96 products in fp32, and begins with the result of the guess
+        // before.
         const Row &expected = want.logits[size_t(count - 1)], logits = testing::values(head.last_logits());
         double largest = 0;
         for (const double x : expected) largest = std::max(largest, std::abs(x));
@@ -102,7 +103,7 @@ TEST(CpuHead, ACacheAfterDraftsAndTruncationsIsThatOfItsTokensAlone) {
     // A step computes a draft, of which two tokens are accepted.
     text.append(7, 10, head, cache), other.append(10, 14, head, cache);
     cache.truncate(10), expect_fresh(cache);
-    // The same length again, after a draft behind another token.
+    // After a draft behind another token, the cache again has the same length.
     head.draft(cache, (text.ids[10] + 1) % 37, 3);
     expect_fresh(cache);
     head.draft(cache, (text.ids[10] + 1) % 37, 3);
