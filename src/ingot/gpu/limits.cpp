@@ -1,6 +1,7 @@
 #include "ingot/gpu/limits.h"
 
 #include <algorithm>
+#include <cstdlib>
 #include <string>
 
 #include "ingot/core/check.h"
@@ -49,9 +50,12 @@ Limits imitate(const Limits& real, const Limits& wanted) {
 }
 
 const Limits& current_limits() {
-  static const Limits hopper;
-  const int device = current_device();
-  return device < 0 ? hopper : limits(device);
+  if (const int device = current_device(); device >= 0) return limits(device);
+  static const Limits emulated = [] {
+    const char* const as = std::getenv("INGOT_GPU_AS");
+    return as == nullptr || *as == 0 ? Limits{} : limits_of(as);
+  }();
+  return emulated;
 }
 
 }  // namespace ingot::gpu
