@@ -143,6 +143,18 @@ if(INGOT_WITH_CUDA)
   endforeach()
 endif()
 
+# Emulated kernels whose blocks take as much shared memory as the GPU has, once more with the 99 KB of compute capability 8.6.
+if(NOT INGOT_WITH_CUDA AND NOT INGOT_CUDA STREQUAL "EMULATED" AND NOT INGOT_SANITIZE)
+  function(ingot_test_as_8_6 folder filter)
+    if(TARGET test_${folder})
+      add_test(NAME ${folder}_as_8_6 COMMAND test_${folder} --gtest_filter=${filter})
+      set_tests_properties(${folder}_as_8_6 PROPERTIES ENVIRONMENT INGOT_GPU_AS=8.6)
+    endif()
+  endfunction()
+  ingot_test_as_8_6(kernels_mlp "MlpPortable*")
+  ingot_test_as_8_6(models_decode "GptOssDecodeEmulated.EveryCaseIsTheModel:*RoundedInputs*:*WithoutTheCopyEngine")
+endif()
+
 if(INGOT_CUDA STREQUAL "EMULATED")
   get_property(folders GLOBAL PROPERTY INGOT_PTX_TESTS)
   foreach(folder ${folders})

@@ -40,6 +40,7 @@ TEST(MlpPortableF16Emulated, NarrowTilesOfWeightsFitInto99KbAndGiveTheSameBits) 
     EmulatedMlp<f16> narrow(net, DType::f16), wide(net, DType::f16);
     narrow.run_kernels(card);
     testing::expect_near_fp64(narrow);
+    if (wide.tile_for(ampere, false).smem > gpu::current_limits().smem_per_block) continue;  // INGOT_GPU_AS=8.6
     emulation::settings().seed = 7;  // another order of the threads
     wide.run_kernels(ampere);
     emulation::settings().seed = 1;

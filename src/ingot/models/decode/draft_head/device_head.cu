@@ -5,6 +5,7 @@
 #include "ingot/core/memory/memory.h"
 #include "ingot/gpu/allocator.h"
 #include "ingot/gpu/device.h"
+#include "ingot/gpu/limits.h"
 #include "ingot/kernels/copy/copy.h"
 #include "ingot/kernels/quant/weight_tiles.h"
 #include "ingot/kernels/rope/rope.h"
@@ -299,11 +300,13 @@ std::string DeviceHead::unsupported_reason(const draft::HeadConfig& c) {
     return ingot::detail::concat("found a draft head with ", what, " ", found, ", expected at most ", most,
                                  " on a GPU");
   };
-  constexpr int64_t kWidest = 90 * 1024;  // numbers of an activation vector in shared memory
+  // Numbers of an activation vector in shared memory, beside the memory that a kernel declares and the lists of
+  // experts.
+  const int64_t widest = std::min<int64_t>(90 * 1024, (gpu::current_limits().smem_per_block - 2048) / 2);
   for (const std::string& reason :
        {at_most("head_dim", c.head_dim, 128),
         at_most("a number of layers", int64_t(c.boundaries.size()), kMostBoundaries),
-        at_most("an attention width of", c.q_width(), kWidest), at_most("intermediate_size", c.intermediate, kWidest)})
+        at_most("an attention width of", c.q_width(), widest), at_most("intermediate_size", c.intermediate, widest)})
     if (!reason.empty()) return reason;
   if (rows_of_product(c) < 1)
     return ingot::detail::concat("found a draft head with hidden states of together ", c.features(),

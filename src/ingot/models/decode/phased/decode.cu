@@ -13,6 +13,7 @@
 #include "ingot/models/decode/phased/e4m3_inputs.cuh"
 #include "ingot/models/decode/phased/phases.cuh"
 #include "ingot/models/decode/phased/ranks.h"
+#include "ingot/models/decode/phased/step_memory.h"
 #include "ingot/models/decode/phased/vector_stages.h"
 #include "ingot/models/decode/row_kernel/row_kernel.h"
 #include "ingot/models/decode/small_batch/batched_sequences.cuh"
@@ -26,11 +27,6 @@ namespace {
 // In a step of several sequences attention has many blocks anyway. Contexts up to kShortContext use at most kShortParts
 // parts, and windows up to kShortWindow use one part.
 constexpr uint32_t kShortContext = 4096, kShortParts = 8, kShortWindow = 256;
-// The number of activation vectors of down that a block holds in shared memory. There is room for at least T vectors,
-// because all T tokens may choose the same expert.
-constexpr uint32_t staged_vectors(uint32_t T, uint32_t width) {
-  return std::max<uint32_t>(T, 48 * 1024 / weight_tiles::vector_stride(width));
-}
 
 // --- the launches that do not depend on a format
 
@@ -289,7 +285,8 @@ struct Run {
   void down(const Layer& l, uint32_t index) {
     const Down p = down_of(plan, l, index);
     const ChoiceSums sums = uses_small_batch_experts()
-                                ? ChoiceSums{plan.b.choice_sums, plan.b.x_stride, staged_vectors(plan.T, p.w.cols)}
+                                ? ChoiceSums{plan.b.choice_sums, plan.b.x_stride,
+                                             staged_vectors(plan.T, p.w.cols, p.most, gpu::current_limits())}
                                 : ChoiceSums{};
     with_phases(l.down.format, [&](auto phases) { phases.down(p, sums, stream); });
   }
@@ -373,18 +370,7 @@ uint32_t cache_dim(const DecoderSpec& c) {
   return c.attention_softcap > 0 ? kWideDim : padded_dim(uint32_t(c.head_dim));
 }
 
-uint32_t max_step_tokens(const DecoderSpec& c) {
-  const auto stride = [](int64_t numbers) { return int64_t(weight_tiles::vector_stride(uint32_t(numbers))); };
-  for (const uint32_t T : {16u, 8u, 7u, 6u, 5u, 4u, 3u, 2u}) {
-    const int64_t most = std::min<int64_t>(bank_experts(c), T * bank_choices(c)), lists = routing::copy_bytes(most, T);
-    const int64_t room = staged_vectors(T, uint32_t(c.intermediate));
-    const int64_t vectors =
-        std::max({T * stride(c.q_width()), T * stride(c.hidden) + lists,
-                  room * stride(c.intermediate) + lists + small_batch::staged_bytes(room, most, T)});
-    if (vectors + small_batch::least_bytes(T) <= shared_of_block()) return T;
-  }
-  return 1;
-}
+uint32_t max_step_tokens(const DecoderSpec& c) { return max_step_tokens(c, gpu::current_limits()); }
 
 uint32_t max_product_rows(int64_t cols) {
   const int64_t room = shared_of_block() - small_batch::least_bytes(8);
@@ -402,10 +388,13 @@ void check_supported(const DecoderSpec& c) {
   at_most("an attention width of", c.q_width(), kWidest);
   at_most("intermediate_size times experts_per_token", c.intermediate * bank_choices(c), kWidest);
   at_most("num_local_experts", c.experts, 2048);
-  if (c.e4m3_inputs && max_step_tokens(c) == 1)
-    fail(ErrorCode::unsupported,
-         "decode on a GPU: found experts of rounded inputs that are too wide for an SM's memory ",
-         "beside the columns of 8 tokens");
+  const gpu::Limits& limits = gpu::current_limits();
+  if (const int64_t bytes = one_token_bytes(c), most = shared_of_block(limits); bytes > most)
+    fail(ErrorCode::unsupported, "decode on a GPU: found activation vectors of ", bytes, " bytes, expected at most ",
+         most, ", as many as find room in a block's shared memory");
+  if (c.e4m3_inputs && !holds_rounded_experts(c, limits))
+    fail(ErrorCode::unsupported, "decode on a GPU: found experts of rounded inputs that are too wide for a block's ",
+         limits.smem_per_block, " bytes of shared memory beside the columns of 8 tokens");
 }
 
 int64_t lay_out(const DecoderSpec& c, uint32_t capacity, char* memory, Buffers& b) {

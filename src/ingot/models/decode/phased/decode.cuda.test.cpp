@@ -67,6 +67,7 @@ TEST_F(GptOssDecodeCuda, EveryCaseOfRoundedInputsIsTheModel) { check_cases(testi
 
 TEST_F(GptOssDecodeCuda, ALayerOfRoundedInputsIsRoundedNumberByNumber) {
   testing::for_rounded_layers([](const DecodeModel& m, const std::vector<int32_t>& ids) {
+    if (ids.size() > 1 && !testing::holds_small_batches()) return;  // every token is a step
     DeviceModel gpu(m.config, m.weights, {.context = 16});
     gpu::copy_to_device(gpu.buffers().state->tokens, ids.data(), int64_t(ids.size()) * 4);
     testing::check_rounded_layer(
@@ -606,12 +607,6 @@ TEST_F(GptOssDecodeCuda, PromptsOfRoundedInputsTakeRoundedNumbers) {
   GptOssConfig c = testing::decode_config(96, 8, 2, 16, 96, 6, 2, 5);
   c.e4m3_inputs = true;
   const DecodeModel m(c, WeightFormat::bf16, WeightFormat::mxfp4, 7);
-  if (!testing::holds_small_batches()) {
-    EXPECT_NE(
-        testing::error_of([&] { DeviceModel(m.config, m.weights, {.context = kLength}); }).find("too wide for an SM's"),
-        std::string::npos);
-    return;
-  }
   DeviceModel gpu(m.config, m.weights, {.context = kLength, .prompt_kernels = true});
   ASSERT_GE(gpu.prompt_batch(), kLength);
   std::vector<int32_t> ids(static_cast<size_t>(kLength));

@@ -13,6 +13,7 @@
 #include "ingot/models/decode/fixtures/emulated_model.test.h"
 #include "ingot/models/decode/megakernel/megakernel.h"
 #include "ingot/models/decode/model/trace.h"
+#include "ingot/models/decode/phased/step_memory.h"
 #include "ingot/models/gpt_oss/gpt_oss.h"
 
 namespace ingot {
@@ -22,7 +23,11 @@ using testing::DecodeCase;
 using testing::DecodeModel;
 using testing::Emulated;
 
-void check_case(const DecodeCase& t, bool megakernel, const gpu::Limits& limits = gpu::limits_of("9.0")) {
+// Whether a step may have several tokens; with the limits of INGOT_GPU_AS=8.6 every token is a step.
+bool takes_several_tokens(const DecoderSpec& c) { return decode::max_step_tokens(c) > 1; }
+
+void check_case(DecodeCase t, bool megakernel, const gpu::Limits& limits = gpu::limits_of("9.0")) {
+  if (!takes_several_tokens(t.config)) t.batches.clear();
   std::unique_ptr<Emulated> gpu;
   testing::check_decode(t, [&](const DecodeModel& m, int64_t room) {
     gpu = std::make_unique<Emulated>(m, uint32_t(room));
@@ -91,8 +96,48 @@ TEST(GptOssDecodeEmulated, EveryCaseOfRoundedInputsIsTheModel) {
   for (const DecodeCase& t : testing::rounded_cases()) check_case(t, true);
 }
 
+// The launches of a step fit into a block's shared memory, whatever the sizes of the model, and GPUs with 163 KB and
+// more hold all wanted vectors of down.
+TEST(GptOssDecodeEmulated, TheKernelsForSeveralTokensFitTheSharedMemoryOfEveryGpu) {
+  int several = 0;
+  for (const char* capability : {"8.0", "8.6", "8.9", "9.0", "10.0", "12.0"}) {
+    const gpu::Limits limits = gpu::limits_of(capability);
+    const bool small = limits.smem_per_block == 99 * 1024;
+    for (const int64_t experts : {32, 128}) {
+      const DecoderSpec published = testing::published_config(2, experts, 1000);
+      EXPECT_TRUE(decode::holds_rounded_experts(published, limits)) << capability;
+      EXPECT_LE(decode::one_token_bytes(published), decode::shared_of_block(limits)) << capability;
+      EXPECT_EQ(decode::max_step_tokens(published, limits) == 1, small) << capability;
+    }
+    for (const int64_t hidden : {32, 896, 2880, 4096, 5120, 8192})
+      for (const int64_t intermediate : {25, 768, 2880, 11008, 18944, 28672})
+        for (const int64_t heads : {4, 64})
+          for (const auto& [experts, k] : {std::pair<int64_t, int64_t>{0, 0}, {8, 2}, {32, 4}, {128, 8}, {512, 10}}) {
+            SCOPED_TRACE(::testing::Message()
+                         << capability << ", hidden " << hidden << ", intermediate " << intermediate << ", " << heads
+                         << " heads, " << k << " of " << experts << " experts");
+            DecoderSpec c;
+            c.hidden = hidden, c.intermediate = intermediate, c.heads = heads, c.head_dim = 64;
+            c.experts = experts, c.experts_per_token = k;
+            const uint32_t most = decode::max_step_tokens(c, limits);
+            several += most > 1;
+            for (uint32_t T = 1; T <= most; ++T) {
+              const uint32_t room = decode::staged_vectors(T, intermediate, decode::most_expert_slots(c, T), limits);
+              EXPECT_GE(room, T);
+              if (T == 1 && most == 1 && !decode::holds_rounded_experts(c, limits)) continue;
+              EXPECT_LE(decode::experts_bytes(c, T, room) + decode::small_batch::least_bytes(T),
+                        decode::shared_of_block(limits))
+                  << T << " tokens";
+              if (most > 1) EXPECT_EQ(room, decode::wanted_vectors(T, intermediate)) << T << " tokens";
+            }
+          }
+  }
+  EXPECT_GT(several, 100);
+}
+
 TEST(GptOssDecodeEmulated, ALayerOfRoundedInputsIsRoundedNumberByNumber) {
   testing::for_rounded_layers([](const DecodeModel& m, const std::vector<int32_t>& ids) {
+    if (ids.size() > 1 && !takes_several_tokens(m.config)) return;
     Emulated gpu(m, 16);
     std::copy(ids.begin(), ids.end(), gpu.buffers.state->tokens);
     testing::check_rounded_layer(
