@@ -192,7 +192,8 @@ class Engine {
     if (draft == "none") return;
     if (model_.decoder->draft_rows() <= 1)
       fail(ErrorCode::unsupported, "engine: draft: found a model on ", model_.decoder->device(),
-           " whose engine computes no drafts, expected a published model");
+           " whose engine computes no drafts, expected a published model, on a GPU one with at least 163 KB of shared "
+           "memory per block");
     draft_.make = draft::make_lookup;
   }
 

@@ -150,7 +150,8 @@ void bench_draft(const DraftBench& o, bool json) {
   Decoder& decoder = *model.decoder;
   if (decoder.draft_rows() <= 1)
     fail(ErrorCode::unsupported, path, ": found a model on ", decoder.device(),
-         " whose engine computes no drafts, expected a published model");
+         " whose engine computes no drafts, expected a published model, on a GPU one with at least 163 KB of shared "
+         "memory per block");
   const Costs costs = costs_of(given.step_costs, decoder);
   const int64_t longest = std::min(decoder.draft_rows(), int64_t(costs.of_drafts.size())) - 1;
   for (const int64_t n : numbers_in("--lengths", o.lengths))

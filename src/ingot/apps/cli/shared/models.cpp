@@ -140,7 +140,8 @@ void choose_draft_head(const Command& c, const DraftCommand& o, DecoderOptions& 
 void require_drafts(const Decoder& decoder) {
   if (decoder.draft_rows() <= 1)
     fail(ErrorCode::unsupported, "--draft: found a model on ", decoder.device(),
-         " whose engine computes no drafts, expected a published model");
+         " whose engine computes no drafts, expected a published model, on a GPU one with at least 163 KB of shared "
+         "memory per block");
 }
 draft::Options lookup_options(const DraftCommand& o) {
   draft::Options options = draft_options(o.lengths);
