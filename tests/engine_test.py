@@ -134,6 +134,15 @@ class OtherModels(unittest.TestCase):
         with self.assertRaisesRegex(ValueError, "engine: dense: found 'int8', expected None, 'bf16', 'fp8' or 'mxfp4'"):
             ingot.engine.Model(MODEL.model, device="cpu", dense="int8")
 
+    def test_a_closed_model_is_refused_and_its_memory_is_free(self):
+        with ingot.engine.Model(MODEL.model, device="cpu") as model:
+            self.assertEqual(len(model.generate("Hi.", max_tokens=2, date="").ids), 2)
+            engine = model._engine
+        self.assertLessEqual(sys.getrefcount(engine), 2)  # of `engine` and of this call: nothing else holds the memory
+        for call in (lambda: model.generate("Hi."), lambda: model.encode("Hi."), lambda: next(model.stream("Hi."))):
+            with self.assertRaisesRegex(ValueError, "^engine: found a model that was closed, expected an open one$"):
+                call()
+
     def test_the_class_keeps_its_earlier_name(self):
         self.assertIs(ingot.engine.GptOss, ingot.engine.Model)
 

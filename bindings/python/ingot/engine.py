@@ -207,6 +207,13 @@ def _one_of(names):
     return " or ".join([", ".join(quoted[:-1]), quoted[-1]] if len(quoted) > 1 else quoted)
 
 
+class _Closed:
+    """Stands in place of the engine of a closed model."""
+
+    def __getattr__(self, name):
+        raise ValueError("engine: found a model that was closed, expected an open one")
+
+
 class Model:
     """A model and one sequence of tokens. Tokens that the sequence shares with the beginning of the next prompt are reused.
 
@@ -260,6 +267,16 @@ class Model:
         for name, value in self._engine.about().items():
             setattr(self, name, value)
         self._path = str(path)
+
+    def close(self):
+        """Frees the model's memory, as leaving a `with` block does. Further calls of a closed model are a ValueError."""
+        self._engine = _Closed()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *error):
+        self.close()
 
     def __repr__(self):
         return f"{type(self).__name__}({self._path!r}, device={self.device!r}, context={self.context})"
