@@ -5,7 +5,7 @@
 namespace ingot {
 
 ChatAnswer::ChatAnswer(const ChatFormat& format, ShowChat show, std::vector<std::string> functions)
-    : parser_(format.parser(std::move(functions))), show_(std::move(show)) {}
+    : format_(format), parser_(format.parser(std::move(functions))), show_(std::move(show)) {}
 
 void ChatAnswer::add(const std::vector<ChatDelta>& deltas) {
   for (const ChatDelta& d : deltas) {
@@ -24,12 +24,13 @@ bool ChatAnswer::push(int32_t id) {
 
 ChatTurn ChatAnswer::finish(Answer answer) {
   ChatTurn turn{.answer = std::move(answer)};
-  if (turn.answer.stop_id >= 0) add(parser_->push(turn.answer.stop_id));
+  // A stop id of the caller may be a token of text, which is no part of the answer.
+  const bool control = turn.answer.stop_id >= 0 && format_.is_control(turn.answer.stop_id);
+  if (control) add(parser_->push(turn.answer.stop_id));
   add(parser_->finish());
   if (parser_->ended()) turn.answer.finish = Finish::stop;
   turn.parts = std::move(parts_);
-  if (turn.answer.stop_id >= 0 && !turn.parts.empty() && turn.parts.back().kind == ChatKind::call)
-    turn.called = turn.parts.back().name;
+  if (control && !turn.parts.empty() && turn.parts.back().kind == ChatKind::call) turn.called = turn.parts.back().name;
   return turn;
 }
 

@@ -33,6 +33,7 @@ class ChatAnswer {
 
  private:
   void add(const std::vector<ChatDelta>& deltas);
+  const ChatFormat& format_;
   const std::unique_ptr<ChatParser> parser_;
   const ShowChat show_;
   std::vector<ChatPart> parts_;

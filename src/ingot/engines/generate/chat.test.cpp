@@ -124,6 +124,24 @@ TEST(chat, a_turn_is_rendered_in_the_format_and_its_answer_is_split_into_parts) 
   EXPECT_EQ(t.chat.conversation().messages.size(), 5u);  // the conversation still has the thought
 }
 
+TEST(chat, a_stop_id_of_the_caller_is_no_part_of_the_text_or_of_a_call) {
+  Talk t({"<|channel|>final<|message|>one two three<|return|>",
+          "<|channel|>commentary to=functions.f<|message|>{\"a\": 1}<|call|>"});
+  const auto stop_at = [](const std::string& text) {
+    SessionOptions o = kGreedy;
+    o.stop_ids = {vocabulary().ids(text).front()};
+    return o;
+  };
+  const std::string whole = "one two three";
+  const std::vector<int32_t> ids = vocabulary().ids(whole);
+  const std::string stop = vocabulary().bpe.decode(std::vector<int32_t>{ids.back()});
+  const ChatTurn cut = t.chat.say("a", stop_at(stop));
+  EXPECT_EQ(cut.parts, Parts{says(whole.substr(0, whole.find(stop)))});
+  EXPECT_EQ(cut.answer.finish, Finish::stop);
+  const ChatTurn call = t.chat.say("b", stop_at("}"));
+  EXPECT_EQ(call.called, "");
+}
+
 TEST(chat, prompts_do_not_grow_by_the_thoughts_of_ended_turns) {
   Talk t({"<|channel|>analysis<|message|>think<|end|><|start|>assistant<|channel|>final<|message|>yes<|return|>"});
   std::vector<int64_t> prompts;
