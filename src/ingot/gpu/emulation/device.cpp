@@ -23,7 +23,9 @@ constexpr int kSms = 4;  // few, for each block of a persistent kernel to proces
 int64_t round_up(int64_t bytes) { return (bytes + 255) / 256 * 256; }
 void* take_memory(int64_t bytes) {
   void* const memory = std::aligned_alloc(256, size_t(round_up(bytes)));
-  if (memory == nullptr) fail(ErrorCode::unsupported, "emulated GPU: found no ", bytes, " bytes of memory");
+  if (memory == nullptr)
+    fail(ErrorCode::unsupported, "emulated GPU: refused ", bytes, " bytes of memory, found ",
+         system_memory().available(), " free");
   std::memset(memory, 0xff, size_t(bytes));
   return memory;
 }

@@ -89,7 +89,7 @@ template <class Call> std::string error_of(Call&& call) {
   return "no error";
 }
 
-#ifndef INGOT_CUDA_BUILD
+#if !defined(INGOT_CUDA_BUILD) && !defined(INGOT_EMULATED_DEVICE)
 TEST(gpt_device, a_gpu_is_refused_by_name_without_cuda) {
   const std::string error = error_of([] {
     Gpt(small("nano"), gpt_types({Device::cuda, 0}), {.capacity = 8, .device = {Device::cuda, 0}});
