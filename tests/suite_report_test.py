@@ -142,7 +142,7 @@ class Calls(InFolder):
         report = self.report(again=False, seconds=50, cases=cases)
         names = [report.missing[0] for _ in ()]
         for seconds in report.each():
-            name = report._case
+            name = report.case
             self.clock.seconds += seconds
             report.add([row(name)])
             names.append(name)
@@ -384,7 +384,7 @@ class Suites(InFolder):
             self.assertTrue(report.cases)
             self.common.describe(report, ceilings_of(), **more)
             for _ in report.each():
-                report.add(self.case(report._case))
+                report.add(self.case(report.case))
             self.common.print_end(report)
         fakes = {"train_gpus": {"name_nccl": lambda: None}, "generate": {"run": lambda *_: "{\"cpu\": \"x\"}"}, "portable": {"As": lambda *_: None, "mma_loop": lambda _: (lambda: None, 1),
                  "interleaved": lambda *_, **__: ({"loop": 1.0}, {})}, "host_cost": {"parts_of_a_call": lambda: {}, "ceilings": lambda: CEILINGS}}
@@ -402,16 +402,22 @@ class Suites(InFolder):
                 self.assertEqual(len(reports.read(self.folder / f"{suite}.json")["results"]), 1 + len(rest))
                 (self.folder / f"{suite}.json").unlink()
 
-    def test_a_report_is_written_after_each_case_whose_lines_end_with_its_seconds(self):
-        report = self.common.begin("rope", argparse.Namespace(only=None, quick=False), ["a", "b"], str)
-        with self.assertRaisesRegex(RuntimeError, "b failed"):
-            def measure(case, ceiling):
+    def test_a_report_is_written_after_each_case_whose_lines_end_with_its_seconds_and_a_failed_case_leaves_the_others(self):
+        for error in (RuntimeError("b failed"), SystemExit("b failed")):
+            report = self.common.begin("rope", argparse.Namespace(only=None, quick=False), ["a", "b", "c"], str)
+
+            def measure(case, ceiling, error=error):
                 if case == "b":
-                    raise RuntimeError("b failed")
-                yield from self.case(case, [row("a1"), row("a2")], 12.5)
-            self.common.measure_each(report, lambda: CEILINGS, measure, lambda r: f"{r['case']}: {r['name']}")
-        self.assertIn("a: a1\na: a2  [12.5 s]\n", self.output.getvalue())
-        self.assertEqual(reports.read(self.folder / "unfinished" / "rope.json")["missing"], ["b"])
+                    raise error
+                yield from self.case(case, [row(f"{case}1"), row(f"{case}2")], 12.5)
+            with self.assertRaises(SystemExit) as ended, contextlib.redirect_stderr(io.StringIO()) as errors:
+                self.common.measure_each(report, lambda: CEILINGS, measure, lambda r: f"{r['case']}: {r['name']}")
+            self.assertEqual(ended.exception.code, 1)
+            self.assertIn(f"{type(error).__name__}: b failed", errors.getvalue())
+            self.assertIn("a: a1\na: a2  [12.5 s]\n", self.output.getvalue())
+            self.assertIn("rope: failed, with the errors above: b\n", self.output.getvalue())
+            unfinished = reports.read(self.folder / "unfinished" / "rope.json")
+            self.assertEqual((unfinished["missing"], list(unfinished["case_seconds"])), (["b"], ["a", "c"]))
         chosen = self.common.begin("rope", argparse.Namespace(only="b|c", quick=False), ["a", "b", "c"], str)
         self.assertEqual((chosen.missing, chosen.writes), (["b", "c"], False))
         with self.assertRaisesRegex(AssertionError, "found 2 cases with 1 names"):
@@ -439,15 +445,19 @@ class Suites(InFolder):
         self.clock.seconds += 1
         reports_of_before = self.files()
         self.assertEqual(self.call("models", seconds=45, change=change), [("Qwen3-4B", variant) for variant in self.order[:6]])
-        self.assertIn("Qwen3-4B, patch_compile: the time of this call ended", self.output.getvalue())
+        self.assertIn("Qwen3-4B, patch_compile: the time of this call ended\nmodels: 1 of 2 cases are measured\nmodels: no time was left for 1 of them, which --continue measures: Qwen3-4B",
+                      self.output.getvalue())
         self.assertEqual(self.files(), reports_of_before)
         self.assertEqual(self.call("models", seconds=500, change=change), [("Qwen3-4B", variant) for variant in self.order])
         whole = reports.read(self.folder / "models.json")
         self.assertEqual(([r["case"] for r in whole["results"]], reports.problems_of(whole)), (["Llama-3.2-1B"] * 3 + ["Qwen3-4B"] * 3, []))
         self.assertEqual(whole["results"][0]["absent"], {"liger": "not installed, and not given by path"})
         self.assertEqual(whole["results"][5]["peers"], {"torch_eager": 100.0, "torch_compile": 100.0})
-        with self.assertRaisesRegex(RuntimeError, "Llama-3.2-1B, patch: crashed"):
-            self.call("models", again=False, change=lambda module: {"child": lambda m, variant, *_: (None, "crashed") if variant == "patch" else child(m, variant, *_)})
+        with self.assertRaises(SystemExit), contextlib.redirect_stderr(io.StringIO()) as errors:
+            self.call("models", again=False,
+                      change=lambda module: {"child": lambda m, variant, *of: (None, "crashed") if (m, variant) == ("Llama-3.2-1B", "patch") else child(m, variant, *of)})
+        self.assertIn("RuntimeError: Llama-3.2-1B, patch: crashed", errors.getvalue())
+        self.assertEqual(reports.read(self.folder / "unfinished/models.json")["missing"], ["Llama-3.2-1B"])  # Qwen was measured
 
     def test_the_families_peers_compile_together_and_a_peer_without_time_leaves_its_model_for_the_next_call(self):
         compile_seconds = 60.0
@@ -470,6 +480,15 @@ class Suites(InFolder):
         self.assertEqual(whole["results"][0]["peers"]["torch_compile"], 5.0)
         self.assertEqual(set(whole["case_seconds"].values()), {20.0})  # ten, and a sixth of the compilation
         self.assertEqual(self.call("families", seconds=70, again=False, change=change)[0], self.sizes[:3])
+
+        def failing(module):
+            found = change(module)
+            rows = module.gpu_decode.rows
+            self.enterContext(unittest.mock.patch.object(module.gpu_decode, "rows", lambda model, _: sys.exit("crashed") if model["size"] == self.sizes[1] else rows(model, _)))
+            return found
+        with self.assertRaises(SystemExit), contextlib.redirect_stderr(io.StringIO()):
+            self.call("families", again=False, change=failing)
+        self.assertEqual(len(reports.read(self.folder / "unfinished/families.json")["missing"]), 1)
 
     def test_a_training_steps_programs_are_measured_beside_their_peers(self):
         def change(module):
@@ -533,6 +552,19 @@ class Suites(InFolder):
         self.assertEqual((len(whole["results"]), len(whole["case_seconds"])), (26, 8))
         with_rival = "gpt-oss-20b, bf16 dense, temperature 1"
         self.assertEqual((whole["case_seconds"][with_rival], {r["case"] for r in whole["results"] if r["peers"]}), (60.0, {with_rival}))
+        # A sampling that fails leaves the others, and the rival's time is not lost with it.
+        def failing(module):
+            found = change(module)
+
+            def ask(options, url, sampling, counts, requests=None):
+                if "--top-p" in sampling and url == "20b":
+                    raise RuntimeError("crashed")
+                return found["ask"](options, url, sampling, counts, requests)
+            return {**found, "ask": ask}
+        with self.assertRaises(SystemExit), contextlib.redirect_stderr(io.StringIO()):
+            self.call("serve", again=False, change=failing)
+        self.assertEqual(self.measured, ["20b", "llama.cpp", "120b"])
+        self.assertEqual(reports.read(self.folder / "unfinished/serve.json")["missing"], ["gpt-oss-20b, bf16 dense, top-p 0.9"])
         # 60 seconds do not fit, the other cases of the model do; then its remaining case, with the rival.
         self.assertEqual(self.call("serve", seconds=40, again=False, change=change), ["20b"])
         self.assertEqual(self.call("serve", seconds=1000, change=change), ["20b", "llama.cpp", "120b"])

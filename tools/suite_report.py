@@ -37,6 +37,7 @@ class SuiteReport:
         self.whole, self.unfinished = reports.paths_of(suite, folder or reports.RESULTS / reports.folder_of(gpu))
         self.entries = dict  # what the report says besides: a function, called at each writing
         self.rows, self.seconds, self.earlier, self._here, self._passed_over, self._begun_at = {}, {}, [], {}, {}, now()
+        self.failed = []  # cases whose measurement ended with an error in this call
         self.known = {}  # seconds of cases in whatever report there is, to know what still fits
         for path in (self.whole, self.unfinished):
             self.known |= reports.read(path).get("case_seconds", {})
@@ -95,12 +96,12 @@ class SuiteReport:
         """The missing cases one after the other; one that does not fit into the time is passed over."""
         for name in list(self.missing):
             if self.fits(name):
-                self._case, self._case_at = name, self.now()
+                self.case, self._case_at = name, self.now()
                 yield self.cases[name]
 
     def add(self, rows, name=None, seconds=None):
         """The rows of a case, by default of the one that each() gave last and of the seconds since then. Writes the report; returns the seconds."""
-        name, seconds = name or self._case, self.now() - self._case_at if seconds is None else seconds
+        name, seconds = name or self.case, self.now() - self._case_at if seconds is None else seconds
         for row in rows:
             row["case"] = name
         self.rows[name] = list(rows)
@@ -135,6 +136,8 @@ class SuiteReport:
         if self._passed_over:
             yield (f"{self.suite}: no time was left for {len(self._passed_over)} of them, which --continue measures: "
                    + ", ".join(f"{name} ({s:.0f} s)" if s else name for name, s in self._passed_over.items()))
+        if self.failed:
+            yield f"{self.suite}: failed, with the errors above: {', '.join(self.failed)}"
         if self.writes and not self.missing and self.whole.is_file():
             report = reports.read(self.whole)
             yield from (f"problem: {problem}" for problem in reports.problems_of(report))

@@ -15,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import traceback
 import zipfile
 
 import torch
@@ -347,13 +348,28 @@ def describe(report, ceiling, before=None, **more):
                               "clocks": {"fields": "SM MHz, memory MHz, W, C", "before": before, "after": gpu_state()}}
 
 
+@contextlib.contextmanager
+def attempt(report, name):
+    """Around the measurement of a case: an error is printed, and the other cases are still measured. print_end() then ends the process with status 1. A TimeoutError
+    means that the time of the call has ended, and passes."""
+    try:
+        yield
+    except TimeoutError:
+        raise
+    except (Exception, SystemExit):
+        traceback.print_exc()
+        report.failed.append(name)
+
+
 def print_end(report):
     for line in report.end():
         print(line, flush=True)
+    if report.failed:
+        sys.exit(1)
 
 
 def measure_each(report, ceilings_of, measure, said, **more):
-    """Measures the missing cases that fit into the time. ceilings_of() is called before the first; measure(case, ceiling) returns a row or yields the case's rows;
+    """Measures the missing cases that fit into the time, also after one that fails. ceilings_of() is called before the first; measure(case, ceiling) returns a row or yields the case's rows;
     said(row) is a line of the output, after which the seconds of the case follow; more: further entries of the report."""
     if report.fitting():
         ceiling = ceilings_of()
@@ -361,9 +377,10 @@ def measure_each(report, ceilings_of, measure, said, **more):
         torch.cuda.empty_cache()
         describe(report, ceiling, **more)
         for case in report.each():
-            found = measure(case, ceiling)
-            say_case(report, [found] if isinstance(found, dict) else list(found), said)
-            torch.cuda.empty_cache()
+            with attempt(report, report.case):
+                found = measure(case, ceiling)
+                say_case(report, [found] if isinstance(found, dict) else list(found), said)
+                torch.cuda.empty_cache()
     print_end(report)
 
 

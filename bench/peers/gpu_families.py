@@ -20,7 +20,7 @@ import torch
 
 import gpu_decode
 import synthetic_gguf
-from gpu_common import IN_MEMORY, LATE, Child, Native, begin, ceilings, parsed, print_end, program_options, say_case, describe, turn
+from gpu_common import IN_MEMORY, LATE, Child, Native, attempt, begin, ceilings, parsed, print_end, program_options, say_case, describe, turn
 
 CONTEXT = 1024  # of the peers, the first context of each model
 MODELS = [dict(size="llama-3.2-1b", dense="bf16", dtype="bf16", contexts=(CONTEXT, 8192), sampled=True, answers=((32, 128),)),
@@ -64,14 +64,15 @@ def measure(report, options):
         model, begun = report.cases[name], report.now()
         if compiled[model["size"]][1] == LATE and limit < options.limit:
             continue  # the time of this call was too short for the peer, not the peer too slow
-        rows = gpu_decode.rows(model, gpu_decode.ask(model, options.ingot))
-        for r in rows:
-            if r["name"].endswith("greedy, through the decoder"):
-                add_compiled(r, *compiled[model["size"]])
-                if model["size"] in synthetic_gguf.FAMILIES:
-                    with tempfile.TemporaryDirectory(dir=options.folder) as folder:
-                        gpu_decode.add_rival(r, {**model, "context": CONTEXT}, options.llama_bench, folder)
-        say_case(report, rows, gpu_decode.said, name=name, seconds=of_peers + report.now() - begun)
+        with attempt(report, name):
+            rows = gpu_decode.rows(model, gpu_decode.ask(model, options.ingot))
+            for r in rows:
+                if r["name"].endswith("greedy, through the decoder"):
+                    add_compiled(r, *compiled[model["size"]])
+                    if model["size"] in synthetic_gguf.FAMILIES:
+                        with tempfile.TemporaryDirectory(dir=options.folder) as folder:
+                            gpu_decode.add_rival(r, {**model, "context": CONTEXT}, options.llama_bench, folder)
+            say_case(report, rows, gpu_decode.said, name=name, seconds=of_peers + report.now() - begun)
 
 
 def main():

@@ -21,7 +21,7 @@ import time
 
 import torch
 
-from gpu_common import LATE, SHARE, Child, Native, begin, ceilings, import_liger, measure_each, median, share
+from gpu_common import LATE, SHARE, Child, Native, begin, ceilings, import_liger, measure_each, median, print_end, share
 
 SHAPES = {
     "Llama-3.2-1B": ("Llama", dict(vocab_size=128256, hidden_size=2048, intermediate_size=8192, num_hidden_layers=16, num_attention_heads=32, num_key_value_heads=8,
@@ -204,6 +204,8 @@ def main():
         measure_each(report, lambda: ceilings(Native(options.native)), lambda model, ceiling: measure(model, options, ceiling, report.until), said)
     except TimeoutError as e:
         print(e, flush=True)
+        report.leave(report.case)
+        print_end(report)
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ import urllib.request
 import torch
 
 import synthetic_gguf
-from gpu_common import IN_MEMORY, Native, begin, ceilings, parsed, print_end, program_options, say_case, describe
+from gpu_common import IN_MEMORY, Native, attempt, begin, ceilings, parsed, print_end, program_options, say_case, describe
 
 PROMPT, ANSWER = 500, 200
 MODELS = ("20b", "120b")
@@ -162,7 +162,8 @@ def said(r):
 
 def measure_model(size, report, options, ceiling, folder):
     """The missing cases of a model that fit into the time, from one process of `ingot serve`; then llama.cpp's server, whose times belong to the rows of one case."""
-    chosen = [name for name in report.fitting() if report.cases[name][0] == size]
+    of_rival = [name for name, case in report.cases.items() if case == ("20b", RIVAL_SAMPLING)]
+    chosen = sorted((name for name in report.fitting() if report.cases[name][0] == size), key=lambda name: name in of_rival)  # last, because its rows are added after the rival's time
     if not chosen:
         return
     with_rival, port = None, free_port()
@@ -171,11 +172,12 @@ def measure_model(size, report, options, ceiling, folder):
         for name in chosen:
             begun, case = report.now(), report.cases[name]
             arguments, counts = SAMPLING[case[1]]
-            rows = list(rows_of(case, ask(options, url, arguments, counts), ceiling))
-            if case == ("20b", RIVAL_SAMPLING):
-                with_rival = name, rows, report.now() - begun
-            else:
-                say_case(report, rows, said, name=name, seconds=report.now() - begun)
+            with attempt(report, name):
+                rows = list(rows_of(case, ask(options, url, arguments, counts), ceiling))
+                if name in of_rival:
+                    with_rival = name, rows, report.now() - begun
+                else:
+                    say_case(report, rows, said, name=name, seconds=report.now() - begun)
     if with_rival:
         name, rows, seconds = with_rival
         begun = report.now()

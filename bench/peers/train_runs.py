@@ -39,8 +39,10 @@ def write_data(ingot, folder, vocab, tokens):
     draw = random.Random(1)
     words = ["".join(draw.choices("abcdefghijklmnopqrstuvwxyz", k=draw.randint(3, 9))) for _ in range(2 * vocab)]
     (folder / "words.txt").write_text(" ".join(draw.choices(words, k=25 * vocab)), encoding="utf-8")
-    subprocess.run([ingot, "tokenizer", "train", "--data", folder / "words.txt", "--vocab", str(vocab), "--out", folder / "tokenizer.json"],
-                   check=True, capture_output=True, timeout=60)
+    done = subprocess.run([ingot, "tokenizer", "train", "--data", folder / "words.txt", "--vocab", str(vocab), "--out", folder / "tokenizer.json"],
+                          capture_output=True, text=True, timeout=60)
+    if done.returncode != 0:
+        raise RuntimeError(f"ingot tokenizer: {done.stderr.strip()[-400:]}")
     (folder / "shards").mkdir()
     write_shard(folder / "shards" / "random_train_000000.bin", 12 * tokens, vocab, 1)
     write_shard(folder / "shards" / "random_val_000000.bin", tokens // 4, vocab, 2)
