@@ -12,8 +12,8 @@ go to the suites' programs (peers/gpu_<suite>.py --help). torch.compile's peers 
 cross_entropy, muon, attention, train, ttt, models and portable: with --warm N, N processes compile a share each first, and the measuring process finds the kernels in PyTorch's cache.
 
 A suite can be measured in several calls. After each case the report is written; as long as cases are missing, to bench/results/<gpu>/unfinished/<suite>.json, which no table
-reads. --continue takes over the cases of an unfinished report of the same sources, or of the same machine code (tools/same_kernels.py --reports), and the same kind of GPU, and
-measures the missing ones; the report keeps the day, driver and ceilings of each call. --seconds N ends after N seconds: a case that took longer last time than the
+reads. --continue takes over the cases of an unfinished report of the same sources, or of the same machine code (tools/same_kernels.py --reports), the same programs of
+bench/peers and the same kind of GPU, and measures the missing ones; the report keeps the day, driver and ceilings of each call. --seconds N ends after N seconds: a case that took longer last time than the
 time that is left is passed over, and whatever runs when the time ends is stopped. Each case prints its seconds; --plan prints the seconds of all cases and the missing ones, and
 measures nothing.
 --stale measures, of the suites named or all, those without a whole report of these sources on this GPU: first those without any report, then the oldest. The same
@@ -142,7 +142,7 @@ def planned(suites, results=reports.RESULTS):
             yield f"{folder.name}, {suite}: {state}; {took}"
             if unfinished:
                 missing = unfinished["missing"]
-                of_these = "these sources" if reports.holds(unfinished, now) else "other sources, so it cannot be continued"
+                of_these = "these sources" if reports.can_be_continued(unfinished, suite, now) else "other sources or programs, so it cannot be continued"
                 yield (f"  unfinished, of {of_these}: {unfinished['incomplete']}"
                        + (f", which took {sum(seconds[name] for name in missing):.0f} s" if all(name in seconds for name in missing) else "") + f": {'; '.join(missing)}")
             yield from (f"  {s:7.1f} s  {name}" for name, s in sorted(seconds.items(), key=lambda entry: -entry[1]))

@@ -129,6 +129,35 @@ class Calls(InFolder):
         (self.folder / "rope.json").unlink()
         self.assertEqual(self.report().missing, list(CASES))
 
+    def test_an_unfinished_report_is_continued_by_the_same_programs_of_its_suite_alone(self):
+        for suite, own in (("rope", {"gpu_rope.py", "gpu_common.py"}), ("families", {"gpu_families.py", "gpu_common.py", "gpu_decode.py", "gpu_models.py", "compiled_decode.py", "synthetic_gguf.py"}),
+                           ("train_memory", {"gpu_train_memory.py", "gpu_common.py", "train_runs.py"}), ("gpu_tests", set()), ("sanitizers_as_8_0", set())):
+            self.assertEqual({path.name for path in reports.bench_files(suite)}, own)
+        self.assertTrue(all(ROOT / "bench/peers/gpu_common.py" in reports.bench_files(suite) for suite in gpu.SUITES))
+        self.measure(self.report(), stop_after=3)
+        unfinished = self.unfinished()
+        self.assertEqual(unfinished["bench"], reports.bench_hash("rope"))
+        before = reports.bench_hash
+        with unittest.mock.patch.object(reports, "bench_hash", lambda suite: "1" * 16):  # the program has another case or peer
+            self.assertEqual(self.report().missing, list(CASES))
+            self.assertFalse(reports.can_be_continued(unfinished, "rope"))
+        self.assertTrue(reports.can_be_continued(unfinished, "rope"))
+        self.measure(self.report())
+        self.assertNotIn("bench", self.whole())
+        self.assertNotIn("bench", self.whole()["earlier"][0])
+        with unittest.mock.patch.object(reports, "bench_hash", lambda suite: "1" * 16):
+            self.assertEqual(self.report().missing, [])  # a whole report does not become stale
+        root = self.folder / "root"
+        (root / "bench/peers").mkdir(parents=True)
+        for name, text in (("gpu_x.py", "import torch\nfrom helper import f\nrun('other.py', \"peer.cu\")\n"), ("helper.py", "    import late\n"), ("late.py", ""), ("peer.cu", ""), ("other.py", "")):
+            (root / "bench/peers" / name).write_text(text)
+        self.assertEqual([path.name for path in reports.bench_files("x", root)], ["gpu_x.py", "helper.py", "late.py", "peer.cu"])
+        hash_of = before("x", root)
+        (root / "bench/peers/other.py").write_text("changed")
+        self.assertEqual(before("x", root), hash_of)
+        (root / "bench/peers/late.py").write_text("changed")
+        self.assertNotEqual(before("x", root), hash_of)
+
     def test_a_new_case_is_added_to_a_whole_report_and_a_removed_one_leaves(self):
         self.measure(self.report())
         report = self.report(cases={"e": 1.0, "b": 1.0, "a": 1.0})
@@ -192,7 +221,7 @@ class Calls(InFolder):
         with unittest.mock.patch.object(reports, "unfinished_reports", lambda: found), unittest.mock.patch.object(sys, "argv", ["check_reports.py"]), contextlib.redirect_stdout(io.StringIO()) as said:
             self.assertEqual(check_reports.main(), 0)
         self.assertIn("unfinished: bench/results/h200/unfinished/rope.json: 2 of 4 cases were not measured\n", said.getvalue())
-        self.assertIn("2 of 4 cases were not measured of other sources; delete the file", said.getvalue())
+        self.assertIn("2 of 4 cases were not measured of other sources or programs; delete the file", said.getvalue())
 
 
 class Programs(InFolder):

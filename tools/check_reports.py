@@ -32,7 +32,7 @@ def main():
         elif report["tree"] != now:
             stale.append(f"{name}: measured tree {report['tree']} on {report['date']}, the tree is now {now} ({reports.how_to_measure(path.stem)} on that GPU)")
     for path, report in reports.unfinished_reports():
-        of_these = "" if reports.holds(report, reports.tree_hash(path.stem)) else " of other sources; delete the file, which nothing continues"
+        of_these = "" if reports.can_be_continued(report, path.stem) else " of other sources or programs; delete the file, which nothing continues"
         unfinished.append(f"{path.relative_to(reports.ROOT)}: {report['incomplete']}{of_these}")
     for line in broken:
         print(f"broken: {line}")

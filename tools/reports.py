@@ -118,6 +118,31 @@ def tree_hash(suite, root=ROOT):
     return total.hexdigest()[:16]
 
 
+def bench_files(suite, root=ROOT):
+    """The programs that measure a suite: bench/peers/gpu_<suite>.py and the files beside it that it imports or names in quotation marks, and those of these files.
+    Empty for suites that are no benchmarks."""
+    peers, found = root / "bench" / "peers", set()
+    left = set() if suite in NO_BENCHMARKS else {peers / f"gpu_{suite}.py"}
+    while left:
+        path = left.pop()
+        found.add(path)
+        text = path.read_text(encoding="utf-8")
+        named = [*(f"{module}.py" for module in re.findall(r"^\s*(?:import|from) (\w+)", text, re.M)), *re.findall(r'"(\w+\.\w+)"', text)]
+        left |= {peers / name for name in named if (peers / name).is_file()} - found
+    return sorted(found)
+
+
+def bench_hash(suite, root=ROOT):
+    """One hash of bench_files, for an unfinished report: cases and peers of other programs do not belong into the same report. Whole reports have none, so that
+    a new case or another peer does not make a report stale."""
+    return hashlib.sha256(b"".join(hashlib.sha256(path.read_bytes()).digest() for path in bench_files(suite, root))).hexdigest()[:16]
+
+
+def can_be_continued(report, suite, tree=None):
+    """Whether the missing cases of a report can be measured on this tree: the report holds, and if it is unfinished, the programs that measured it are the same."""
+    return holds(report, tree or tree_hash(suite)) and report.get("bench", bench_hash(suite)) == bench_hash(suite)
+
+
 def holds(report, tree):
     """Whether a report describes this tree: the same sources, or kernels of the same machine code (tools/same_kernels.py --reports)."""
     return tree in (report["tree"], report.get("same_kernels", {}).get("tree"))
@@ -134,10 +159,9 @@ def read(path):
 
 
 def continued(suite, gpu, paths, fits=lambda report: True):
-    """The first report of `paths` made on a `gpu` of this tree's sources, or of the same machine code, that names its cases and for which
-    fits(report) holds; None if there is none."""
+    """The first report of `paths` made on a `gpu` that can be continued, names its cases and for which fits(report) holds; None if there is none."""
     for report in map(read, paths):
-        if report and report["gpu"] == gpu and holds(report, tree_hash(suite)) and "case_seconds" in report and fits(report):
+        if report and report["gpu"] == gpu and can_be_continued(report, suite) and "case_seconds" in report and fits(report):
             return report
     return None
 

@@ -2,8 +2,9 @@
 
 A case is what one measurement gives: one row of the report or several, always with the peers of these rows. The report is written after every case:
 as long as cases are missing to bench/results/<gpu>/unfinished/<suite>.json, which no table and no check of whole reports reads, and with the last
-case to bench/results/<gpu>/<suite>.json. A call with `again` takes over the cases of the unfinished report if the report is of the same kind of GPU
-and of the same sources, or of sources with the same machine code (tools/same_kernels.py --reports), and measures the missing ones. `earlier` in
+case to bench/results/<gpu>/<suite>.json. A call with `again` takes over the cases of the unfinished report if the report is of the same kind of GPU,
+of the same sources, or of sources with the same machine code (tools/same_kernels.py --reports), and of the same programs of bench/peers (`bench`, their hash,
+in unfinished reports alone), and measures the missing ones. `earlier` in
 the report has the day, driver, sources, ceilings and clocks of each earlier call, with its cases; everything else at the top of the report
 is of the last call. A case without an entry in `earlier` was measured in the last call.
 """
@@ -16,7 +17,7 @@ import reports
 
 CONTINUE, UNTIL = "INGOT_BENCH_CONTINUE", "INGOT_BENCH_UNTIL"  # of bench/gpu.py for its suites: "1"; the time.monotonic() of the end
 MARGIN = 1.15  # a case may take so many times as long as before
-OF_ALL_CALLS = ("suite", "gpu", "earlier", "incomplete", "missing", "case_seconds", "results")  # all else in a report is of its last call
+OF_ALL_CALLS = ("suite", "gpu", "earlier", "incomplete", "bench", "missing", "case_seconds", "results")  # all else in a report is of its last call
 
 
 def written(path, report):
@@ -35,6 +36,7 @@ class SuiteReport:
         from the i-th, of a process that only warms caches. writes: whether a report is written. folder: where (default: bench/results/<gpu>)."""
         self.suite, self.cases, self.gpu, self.until, self.now, self.writes = suite, cases, gpu, until, now, writes
         self.whole, self.unfinished = reports.paths_of(suite, folder or reports.RESULTS / reports.folder_of(gpu))
+        self.bench = reports.bench_hash(suite)  # of the programs that this process began with
         self.entries = dict  # what the report says besides: a function, called at each writing
         self.rows, self.seconds, self.earlier, self._here, self._passed_over, self._begun_at = {}, {}, [], {}, {}, now()
         self.failed = []  # cases whose measurement ended with an error in this call
@@ -119,7 +121,7 @@ class SuiteReport:
     def report(self):
         done = [name for name in self.cases if name in self.rows]
         left_out = [name for name in self.cases if name not in self.rows]
-        said = {"incomplete": f"{len(left_out)} of {len(self.cases)} cases were not measured", "missing": left_out} if left_out else {}
+        said = {"incomplete": f"{len(left_out)} of {len(self.cases)} cases were not measured", "bench": self.bench, "missing": left_out} if left_out else {}
         return {"suite": self.suite, "tree": reports.tree_hash(self.suite), "gpu": self.gpu, "date": datetime.date.today().isoformat(),
                 "seconds": round(self.now() - self._begun_at, 1), **self.entries(), **({"earlier": self.earlier} if self.earlier else {}), **said,
                 "case_seconds": {name: self.seconds[name] for name in done}, "results": [row for name in done for row in self.rows[name]]}
