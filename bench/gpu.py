@@ -62,12 +62,6 @@ def command(suite, native, origins, liger, more, wheels=None):
     return line + more
 
 
-def stop(process):
-    if process.poll() is None:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-
-
 def wait(process, until):
     """The status of a process at its end; None where the time ended first."""
     try:
@@ -84,7 +78,7 @@ def warm(line, processes, until=None):
             wait(process, until)
     finally:
         for process in started:
-            stop(process)
+            suite_report.end_group(process)
 
 
 def measure(suite, line, processes, seconds=None):
@@ -99,7 +93,7 @@ def measure(suite, line, processes, seconds=None):
     try:
         return wait(process, until)
     finally:
-        stop(process)
+        suite_report.end_group(process)
 
 
 def gpu_name():

@@ -11,6 +11,7 @@ import runpy
 import subprocess
 import sys
 import tempfile
+import time
 import types
 import unittest
 import unittest.mock
@@ -256,6 +257,24 @@ print(*report.end(), sep="\\n", flush=True)
         self.assertEqual(call("--continue")[:2], (0, []))
         self.assertEqual(call()[:2], (0, ["a", "b", "c"]))
 
+    def ended(self, path):
+        """Whether the process whose number is in a file has ended, within a few seconds."""
+        for _ in range(100):
+            try:
+                if "(zombie)" in pathlib.Path(f"/proc/{path.read_text()}/status").read_text():
+                    return True
+            except FileNotFoundError:
+                return True
+            time.sleep(0.05)
+        return False
+
+    def test_what_a_suite_has_started_ends_with_the_suite_even_if_the_suite_fails(self):
+        child = self.folder / "child"
+        for status in (0, 3):
+            with contextlib.redirect_stdout(io.StringIO()):
+                self.assertEqual(gpu.measure("rope", ["sh", "-c", f"sleep 60 & printf $! >{child}; exit {status}"], 0), status)
+            self.assertTrue(self.ended(child), status)
+
     def test_a_llama_cpp_without_the_package_that_writes_its_files_is_refused_before_any_measurement(self):
         server = self.folder / "llama.cpp" / "llama-server"
         server.parent.mkdir()
@@ -316,14 +335,26 @@ print(*report.end(), sep="\\n", flush=True)
         self.assertTrue((self.folder / "out" / "sanitizers_as_8_0.json").is_file())
 
     def test_a_shard_that_the_end_of_the_time_stops_has_no_result(self):
-        (self.folder / "compute-sanitizer").write_text("#!/bin/sh\nexec sleep 60\n")
+        (self.folder / "compute-sanitizer").write_text(f"#!/bin/sh\nsleep 60 & printf $! >{self.folder}/child; wait\n")
         (self.folder / "compute-sanitizer").chmod(0o755)
         with unittest.mock.patch.dict(os.environ, PATH=f"{self.folder}:{os.environ['PATH']}"):
             run = lambda limit, until: sanitize.sanitize("memcheck", pathlib.Path("test_x"), "*", 0, 1, limit, self.folder, until)  # noqa: E731
             now = sanitize.time.monotonic()
             self.assertIsNone(run(60, now))
             self.assertIsNone(run(60, now + 0.5))
-            self.assertEqual(run(0.2, now + 60)["status"], 124)
+            self.assertTrue(self.ended(self.folder / "child"))
+            self.assertEqual(run(0.5, now + 60)["status"], 124)
+            self.assertTrue(self.ended(self.folder / "child"))
+            # The signal of `timeout` ends the tests too, and waits for none.
+            (self.folder / "child").unlink()
+            begin = (f"import pathlib, signal, sys; sys.path.insert(0, {str(ROOT / 'tools')!r}); import sanitize; signal.signal(signal.SIGTERM, sanitize.end_now); "
+                     f"sanitize.sanitize('memcheck', pathlib.Path('test_x'), '*', 0, 1, 60, pathlib.Path({str(self.folder)!r}))")
+            with subprocess.Popen([sys.executable, "-c", begin]) as process:
+                while not (self.folder / "child").is_file() or not (self.folder / "child").read_text():
+                    time.sleep(0.05)
+                process.terminate()
+                self.assertEqual(process.wait(20), 143)
+            self.assertTrue(self.ended(self.folder / "child"))
 
     def test_tests_of_a_gpu_are_reported_one_by_one_and_those_that_did_not_end_are_left(self):
         lines = ["test 1", "    Start 1: fast", "", "1: Test command: test_a", "2: [ RUN      ] B.One", "1: [       OK ] A.One (20 ms)", "1: a.cpp:3: Skipped", "1: no GPU", "1: ",

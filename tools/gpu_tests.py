@@ -83,18 +83,10 @@ def run_tests(report, ctest, arguments, environment, run=subprocess.Popen):
         finally:
             if timer:
                 timer.cancel()
-            stop(process)
+            suite_report.end_group(process)
     for name in (name for name in names if name not in report.rows):
         report.leave(name)
     return good
-
-
-def stop(process):
-    try:
-        os.killpg(process.pid, signal.SIGKILL)
-    except ProcessLookupError:
-        pass
-    process.wait()
 
 
 def main():

@@ -19,6 +19,7 @@ import json
 import os
 import pathlib
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -53,6 +54,7 @@ EXPLAINED = [(executable, [re.compile(place) for place in pair]) for executable,
     # Only without the copy engine (TokenVariant::warp_rings, the last field), where the multiplying warps state by bar.arrive that the sums are there.
     ("test_models_decode", r"Write access at .*decode::write_normed_vector<.*, \(bool\)1\}.* in activation_vectors\.cuh",
      r"Read access at .*decode::residual_rstd<.*, \(bool\)1\}.* in activation_vectors\.cuh"))]
+RUNNING = set()  # processes of compute-sanitizer, which lead groups with the tests that they run
 SUMMARY = re.compile(r"ERROR SUMMARY: (\d+) errors?|RACECHECK SUMMARY: \d+ hazards? displayed \((\d+) errors?, (\d+) warnings?\)")
 
 
@@ -105,14 +107,19 @@ def sanitize(tool, executable, pattern, shard, shards, limit, logs, until=None, 
         return None
     command = ["compute-sanitizer", "--tool", tool, *OPTIONS.get(tool, []), str(executable), "--gtest_brief=1", f"--gtest_filter={pattern}"]
     log, begun = logs / f"{tool}-{executable.name}-{shard}.log", now()
-    with open(log, "w", encoding="utf-8") as out:
+    with open(log, "w", encoding="utf-8") as out, \
+         subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, start_new_session=True,
+                          env={**os.environ, "GTEST_TOTAL_SHARDS": str(shards), "GTEST_SHARD_INDEX": str(shard)}) as process:
+        RUNNING.add(process)
         try:
-            status = subprocess.run(command, stdout=out, stderr=subprocess.STDOUT, timeout=min(limit, left), check=False,
-                                    env={**os.environ, "GTEST_TOTAL_SHARDS": str(shards), "GTEST_SHARD_INDEX": str(shard)}).returncode
+            status = process.wait(min(limit, left))
         except subprocess.TimeoutExpired:
             if left < limit:
                 return None
             status = 124
+        finally:
+            suite_report.end_group(process)
+            RUNNING.discard(process)
     text = log.read_text(encoding="utf-8", errors="replace")
     counts = [int(n) for groups in SUMMARY.findall(text) for n in groups if n]
     passed, skipped = (re.search(rf"\[  {word} \] (\d+) tests?", text) for word in ("PASSED ", "SKIPPED"))
@@ -143,6 +150,13 @@ def show(result, wanted, shards, seconds):
         hazards = unexplained_in(text, result["executable"])
         lines = [line for line in text.splitlines() if ("=========" in line and not hazards) or "FAILED" in line or "Failure" in line]
         print("\n".join("    " + line[:300] for line in hazards + lines)[:8000])
+
+
+def end_now(*_):
+    """At a signal: the report has every case that is done, so nothing is waited for."""
+    for process in list(RUNNING):
+        suite_report.end_group(process)
+    os._exit(143)
 
 
 def run_cases(report, wanted, arguments, logs, imitated):
@@ -186,6 +200,7 @@ def main():
     parser.add_argument("--as", dest="capability", help="the compute capability of the GPU whose limits this GPU takes: 8.0, 8.6, 8.9, 10.0 or 12.0")
     parser.add_argument("--out", type=pathlib.Path, help="where the report goes (default: bench/results/<gpu>)")
     arguments = parser.parse_args()
+    signal.signal(signal.SIGTERM, end_now)  # so that `timeout` also ends the tests
     until = None if arguments.seconds is None else time.monotonic() + arguments.seconds
     logs = arguments.build / "sanitizer-logs"
     logs.mkdir(parents=True, exist_ok=True)

@@ -11,6 +11,7 @@ is of the last call. A case without an entry in `earlier` was measured in the la
 import datetime
 import json
 import os
+import signal
 import time
 
 import reports
@@ -26,6 +27,15 @@ def written(path, report):
     new = path.with_suffix(".json.new")
     new.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
     os.replace(new, path)
+
+
+def end_group(process):
+    """Ends a process that leads a group, and everything in the group: its children may outlive the process and would then disturb later measurements."""
+    try:
+        os.killpg(process.pid, signal.SIGKILL)
+    except ProcessLookupError:
+        pass
+    process.wait()
 
 
 class SuiteReport:
