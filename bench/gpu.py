@@ -116,10 +116,10 @@ def within(seconds, suites, run, now=time.monotonic):
     return outcome
 
 
-def lacking(suites, results=reports.RESULTS):
+def lacking(suites, results=None):
     """Lines of the cases that the unfinished reports of suites lack, on the GPU at hand."""
     for suite in suites:
-        if unfinished := reports.read(reports.paths_of(suite, results / reports.folder_of(gpu_name()))[1]):
+        if unfinished := reports.read(reports.paths_of(suite, (results or reports.RESULTS) / reports.folder_of(gpu_name()))[1]):
             yield f"{suite}: {unfinished['incomplete']} (--continue measures them): {'; '.join(unfinished['missing'])}"
 
 
@@ -187,8 +187,13 @@ def main():
         print("to measure: " + (", ".join(f"{suite} ({report['date'] if report else 'no report'})" for suite, report in old) or "nothing"), flush=True)
         suites = [suite for suite, _ in old]
     check_llama(suites, options.origins)
-    outcome = within(options.seconds, suites, lambda suite, left: measure(
-        suite, command(suite, options.native, options.origins, options.liger, more, options.wheels), options.warm, left))
+    try:
+        outcome = within(options.seconds, suites, lambda suite, left: measure(
+            suite, command(suite, options.native, options.origins, options.liger, more, options.wheels), options.warm, left))
+    except SystemExit:  # by SIGTERM
+        for line in lacking(suites):
+            print(line, flush=True)
+        raise
     for word in ("passed over", "stopped"):
         if found := [suite for suite, state in outcome.items() if state == word]:
             print(f"{word} for lack of time: {', '.join(found)}")

@@ -251,6 +251,20 @@ print(*report.end(), sep="\\n", flush=True)
         self.assertEqual(call(), (1, ["a", "b"], "bench: failed: muon\n"))
         with unittest.mock.patch.object(gpu, "gpu_name", lambda: H200):
             self.assertEqual(list(gpu.lacking(["muon", "rope"], self.folder)), ["muon: 1 of 3 cases were not measured (--continue measures them): c"])
+        # The signal of `timeout`, which ends a stage of tools/gpu.sh, has the same line.
+        (self.folder / "nvidia-smi").write_text(f"#!/bin/sh\necho {H200}\n")
+        (self.folder / "nvidia-smi").chmod(0o755)
+        program = suite.read_text()
+        suite.write_text(program.replace("sys.exit(3)", "import time; (folder / 'waits').touch(); time.sleep(60)"))
+        with subprocess.Popen([sys.executable, "-c", begin.replace("gpu.main()", f"gpu.reports.RESULTS = pathlib.Path({str(self.folder)!r}); gpu.main()")],
+                              stdout=subprocess.PIPE, text=True, env={**os.environ, "PATH": f"{self.folder}:{os.environ['PATH']}"}) as process:
+            while not (self.folder / "waits").exists():
+                self.assertIsNone(process.poll())
+                time.sleep(0.05)
+            process.terminate()
+            self.assertIn("muon: 1 of 3 cases were not measured (--continue measures them): c\n", process.communicate(timeout=20)[0])
+            self.assertEqual(process.returncode, 143)
+        suite.write_text(program)
         (self.folder / "mended").touch()
         self.assertEqual(call("--continue")[:2], (0, ["c"]))
         self.assertEqual([r["name"] for r in reports.read(self.folder / "h200" / "muon.json")["results"]], ["a", "b", "c"])

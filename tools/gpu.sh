@@ -20,6 +20,8 @@
 #             ones as an A100 (tools/ptx_build.py; not a default stage)
 #   cpu       CPU training steps in PyTorch and `ingot bench`, on two cores (not a default stage: ten minutes)
 #   sweep     rmsnorm under every configuration, to choose defaults from (not a default stage)
+# Each stage has a time limit; what it has measured until then is an unfinished report (tools/suite_report.py). INGOT_BENCH_ARGS=--continue measures
+# the missing cases: more options of bench/gpu.py, tools/gpu_tests.py and tools/sanitize.py.
 # If OUT is set, reports and logs are copied to $OUT.
 set -uo pipefail
 case ${1:-} in -h | --help) sed -n '2,/^set /{/^set /d;s/^# \{0,1\}//;p}' "$0"; exit ;; esac
@@ -75,14 +77,14 @@ stages=("$@")
 [ ${#stages[@]} -gt 0 ] || stages=(build test cpu-test rmsnorm rope gate mlp python sanitize)
 nvidia-smi -L 2>/dev/null || { echo "gpu: found no NVIDIA GPU here (nvidia-smi lists none); expected one" >&2; exit 7; }
 liger=${INGOT_LIGER:-$(find .whl -name 'liger_kernel*.whl' 2>/dev/null | head -n 1)}
-measure=(python3 bench/gpu.py --native $build/libingot_bench.so --origins "$origins" ${liger:+--liger "$liger"})
+measure=(python3 bench/gpu.py --native $build/libingot_bench.so --origins "$origins" ${liger:+--liger "$liger"} ${INGOT_BENCH_ARGS:-})
 export -f configure_and_build sass_counts
 export build logs
 
 for stage in "${stages[@]}"; do
   case $stage in
     build) step build 300 bash -c configure_and_build ;; # the finished parts can still be tested
-    test) step test 600 python3 tools/gpu_tests.py --build $build ;;
+    test) step test 600 python3 tools/gpu_tests.py --build $build ${INGOT_BENCH_ARGS:-} ;;
     cpu-test)
       for level in $(cpu_levels); do
         GTEST_FILTER='-*Cuda.*' INGOT_CPU_LEVEL=$level step "cpu-test-$level" 200 ctest --test-dir $build -j8 --output-on-failure
@@ -94,19 +96,19 @@ for stage in "${stages[@]}"; do
       lines=120
       export PYTHONPATH=$PWD/$build/python${PYTHONPATH:+:$PYTHONPATH}
       INGOT_TEST_DEVICE=cuda step python 300 python3 bindings/python/tests/run.py --tb=short
-      step host-cost 200 python3 bench/gpu.py host_cost
+      step host-cost 200 python3 bench/gpu.py host_cost ${INGOT_BENCH_ARGS:-}
       step neural-image 120 python3 examples/neural_image.py --out "$logs"
       unset lines ;;
     sweep) step sweep 300 python3 bench/peers/gpu_rmsnorm.py --native $build/libingot_bench.so --sweep "$logs/rmsnorm_sweep.json" ;;
     sanitize)
       lines=60
-      step sanitizers 500 python3 tools/sanitize.py --build $build
+      step sanitizers 500 python3 tools/sanitize.py --build $build ${INGOT_BENCH_ARGS:-}
       step sass 60 bash -c sass_counts
       unset lines ;;
     imitate)
       step imitate-build 60 python3 tools/ptx_build.py $build build/ptx80 || continue
-      for capability in 8.0 8.6; do step "imitate-$capability" 600 python3 tools/gpu_tests.py --build build/ptx80 --as $capability; done
-      step imitate-sanitizers 600 python3 tools/sanitize.py --build build/ptx80 --as 8.0 --tools memcheck,racecheck ;;
+      for capability in 8.0 8.6; do step "imitate-$capability" 600 python3 tools/gpu_tests.py --build build/ptx80 --as $capability ${INGOT_BENCH_ARGS:-}; done
+      step imitate-sanitizers 600 python3 tools/sanitize.py --build build/ptx80 --as 8.0 --tools memcheck,racecheck ${INGOT_BENCH_ARGS:-} ;;
     cpu)
       if [ -f bench/peers/train_step.py ]; then
         OMP_NUM_THREADS=2 step cpu-train-step 560 taskset -c 0,1 python3 bench/peers/train_step.py --native $build/ingot --threads 2 \

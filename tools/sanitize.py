@@ -232,7 +232,10 @@ def main():
     run_cases(report, wanted, arguments, logs, imitated)
     print("\n".join(report.end()))
     problems = reports.problems_of(report.report())
-    print("\n".join(problems) if problems else f"{suite}: clean, {len(report.rows)} runs")
+    if report.missing and problems:  # end() prints those of a whole report
+        print("\n".join(problems))
+    elif not problems:
+        print(f"{suite}: clean, {len(report.rows)} runs")
     return 1 if problems else 0
 
 
