@@ -75,6 +75,12 @@ sass_counts() {
 
 stages=("$@")
 [ ${#stages[@]} -gt 0 ] || stages=(build test cpu-test rmsnorm rope gate mlp python sanitize)
+for stage in "${stages[@]}"; do
+  case $stage in
+    build | test | cpu-test | rmsnorm | rope | gate | mlp | portable | decode | train | python | sanitize | imitate | cpu | sweep) ;;
+    *) echo "gpu: found stage $stage, expected build, test, cpu-test, rmsnorm, rope, gate, mlp, portable, decode, train, python, sanitize, imitate, cpu or sweep" >&2; exit 2 ;;
+  esac
+done
 nvidia-smi -L 2>/dev/null || { echo "gpu: found no NVIDIA GPU here (nvidia-smi lists none); expected one" >&2; exit 7; }
 liger=${INGOT_LIGER:-$(find .whl -name 'liger_kernel*.whl' 2>/dev/null | head -n 1)}
 measure=(python3 bench/gpu.py --native $build/libingot_bench.so --origins "$origins" ${liger:+--liger "$liger"} ${INGOT_BENCH_ARGS:-})
@@ -117,7 +123,6 @@ for stage in "${stages[@]}"; do
         echo "cpu: bench/peers/train_step.py is not there yet"
       fi
       step cpu-ingot-bench 300 taskset -c 0,1 bash -c "$build/ingot bench --json >$logs/cpu_ingot_bench.json" ;;
-    *) echo "gpu: found stage $stage, expected build, test, cpu-test, rmsnorm, rope, gate, mlp, portable, decode, train, python, sanitize, imitate, cpu or sweep" >&2; exit 2 ;;
   esac
 done
 
