@@ -238,6 +238,32 @@ class Client(WithServer):
             short = self.complete(seed=3, max_tokens=60, stop=stop).choices[0]
             self.assertEqual((short.text, short.finish_reason), (whole[: whole.index(stop)], "stop"))
 
+    def test_a_stop_id_ends_the_answer_before_its_token(self):
+        run = ingot("generate", "--model", MODEL.model, "--raw", "--prompt", "assistant user", "--tokens", 30, "--temperature", 0, "--json")
+        ids = json.loads(run.text)["ids"]
+        ask = dict(prompt="assistant user", max_tokens=30, logit_bias=None, **GREEDY)
+        first = {i: ids.index(i) for i in ids[1:]}  # the places at which each id comes first
+        for id, at in first.items():
+            short = self.complete(**ask, extra_body=dict(stop_token_ids=[id]))
+            self.assertEqual((short.choices[0].finish_reason, short.usage.completion_tokens), ("stop", at))
+            before = self.server.request("POST", "/detokenize", dict(tokens=ids[:at]))[1]
+            self.assertEqual(short.choices[0].text, json.loads(before)["content"])
+        earliest = min(first, key=first.get)
+        self.assertEqual(self.complete(**ask, extra_body=dict(stop_token_ids=list(first))).usage.completion_tokens, first[earliest])
+
+    def test_a_chat_ends_at_a_stop_id_that_is_text(self):
+        finished = set()
+        for seed in range(6):
+            more = dict(seed=seed, max_completion_tokens=60, logprobs=True)
+            whole, short = self.chat(**more).choices[0], self.chat(**more, extra_body=dict(stop_token_ids=list(range(9, 73)))).choices[0]
+            text, reasoning = short.message.content or "", getattr(short.message, "reasoning_content", None) or ""
+            self.assertTrue((whole.message.content or "").startswith(text))
+            self.assertTrue((getattr(whole.message, "reasoning_content", None) or "").startswith(reasoning))
+            # Ids 9 to 72 are the bytes "!" to "`", each a token, and no token of the answer may be one of them.
+            self.assertFalse([t.token for t in short.logprobs.content if len(t.bytes) == 1 and 33 <= t.bytes[0] <= 96])
+            finished.add(short.finish_reason)
+        self.assertIn("stop", finished)
+
     def test_logprobs_are_of_the_text_s_tokens(self):
         c = self.complete(logprobs=3, seed=1).choices[0].logprobs
         self.assertEqual((len(c.tokens), len(c.token_logprobs), len(c.top_logprobs), c.text_offset[0]), (20, 20, 20, 0))
@@ -426,6 +452,7 @@ class Client(WithServer):
 
     def test_errors_name_the_field(self):
         for field, more in (("n", dict(n=9)), ("temperature", dict(temperature=3)), ("max_tokens", dict(max_tokens=0)), ("stop", dict(stop=["a"] * 5)),
+                            ("stop_token_ids", dict(extra_body=dict(stop_token_ids=[340]))), ("stop_token_ids[1]", dict(extra_body=dict(stop_token_ids=[1, -1]))),
                             ("repetition_penalty", dict(extra_body=dict(repetition_penalty=1.2)))):
             with self.assertRaises(openai.BadRequestError) as e:
                 self.complete(**more)

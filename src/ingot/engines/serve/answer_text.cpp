@@ -94,7 +94,11 @@ AnswerPiece AnswerText::push(int32_t id, const TokenLogprobs* logprobs) {
 AnswerPiece AnswerText::finish(int32_t stop_id) {
   AnswerPiece piece;
   if (!ended_ && parser_) {
-    if (stop_id >= 0) add_deltas(piece, parser_->push(stop_id));
+    // A stop id of the request may be a token of text, which is no part of the answer.
+    if (stop_id >= 0 && vocabulary_.chat->is_control(stop_id))
+      add_deltas(piece, parser_->push(stop_id));
+    else
+      cut_call_ = stop_id >= 0 && parser_->kind_of_last() == ChatKind::call;
     add_deltas(piece, parser_->finish());
   } else if (!ended_) {
     add_text(piece, characters_.finish());

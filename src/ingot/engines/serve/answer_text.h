@@ -64,8 +64,8 @@ class AnswerText {
   // Call for every id except the stop id. `logprobs` may be null.
   AnswerPiece push(int32_t id, const TokenLogprobs* logprobs);
   AnswerPiece finish(int32_t stop_id);
-  bool ended() const { return ended_; }  // no later id can add anything
-  bool called() const { return calls_ > 0; }
+  bool ended() const { return ended_; }                              // no later id can add anything
+  bool called() const { return calls_ > 0 && !cut_call_; }           // the answer asks for the results of its calls
   int64_t thought_tokens() const { return thought_tokens_; }         // without control tokens
   const std::string& stop_string() const { return stops_.which(); }  // the stop string that ended the text, or empty
 
@@ -78,6 +78,7 @@ class AnswerText {
   Utf8Stream characters_;
   StopStrings stops_;
   bool ended_ = false;
+  bool cut_call_ = false;  // a stop id that is text ended the answer within a call
   size_t calls_ = 0;
   int64_t thought_tokens_ = 0;
   int64_t read_ = 0, shown_ = 0;  // bytes of text

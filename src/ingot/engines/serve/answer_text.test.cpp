@@ -168,6 +168,20 @@ TEST(answer_text, calls_of_undeclared_functions_are_calls_too) {
   EXPECT_EQ(h.read(said).calls, r.calls);  // nothing is declared
 }
 
+TEST(answer_text, a_stop_id_that_is_text_is_no_part_of_the_answer_and_completes_no_call) {
+  const Harmony h;
+  const std::string final = "[channel]final[message]", call = "[channel]commentary to=functions.f[message]";
+  EXPECT_EQ(h.read(final + "one", {}, 't').text, "one");
+  EXPECT_EQ(h.read("[channel]analysis[message]Hm", {}, '.').reasoning, "Hm");
+  const auto cut = h.read(call + "{\"a\": 1", {}, '}');
+  ASSERT_EQ(cut.calls.size(), 1u);
+  EXPECT_EQ(cut.calls[0].second, "{\"a\": 1");
+  EXPECT_FALSE(cut.called);
+  const int32_t end_of_call = h.ids("[call]")[0];
+  EXPECT_TRUE(h.read(call + "{\"a\": 1}", {}, end_of_call).called);
+  EXPECT_TRUE(h.read(call + "{\"a\": 1}").called);
+}
+
 TEST(answer_text, a_call_may_omit_the_namespace_and_gets_a_name_that_the_api_accepts) {
   const Harmony h;
   const auto called = [&](const std::string& recipient) {

@@ -107,6 +107,15 @@ void read_chat(Object& body, const Source& source, ApiRequest& r, const ApiLimit
 
 namespace {
 
+constexpr const char* kStopIds = "stop_token_ids";  // as in vLLM and SGLang
+
+std::vector<int32_t> stop_ids_of(const Json& list, const ApiLimits& limits) {
+  if (!list.is_array()) refuse_value(kStopIds, list, "a list of token ids");
+  if (int64_t(list.size()) > limits.stop_ids)
+    refuse(kStopIds, "found ", list.size(), " ids, expected at most ", limits.stop_ids);
+  return list.empty() ? std::vector<int32_t>() : ids_of(list, kStopIds);
+}
+
 // A string, strings, ids, or lists of ids.
 std::vector<ApiPrompt> prompts_of(const Json& prompt, const ApiLimits& limits) {
   if (prompt.is_string()) return {{.text = prompt.get<std::string>()}};
@@ -161,6 +170,7 @@ ApiRequest parse_api_request(std::string_view text, bool chat, const ApiLimits& 
   Reading reading{.strict = limits.strict_fields};
   Object body(json, "", reading);
   read_common(body, r, limits);
+  if (const Json* ids = body.find(kStopIds)) r.stop_ids = stop_ids_of(*ids, limits);
   if (chat)
     read_chat(body, Source(text), r, limits);
   else

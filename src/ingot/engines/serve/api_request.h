@@ -19,7 +19,7 @@ struct ApiLimits {
   int64_t body = int64_t(4) << 20;  // bytes
   int64_t choices = 8;              // n times the number of prompts in one request
   int64_t tools = 128;
-  int64_t stops = 4, stop_bytes = 256;
+  int64_t stops = 4, stop_bytes = 256, stop_ids = 64;
   int64_t logprobs = 20, bias = 1024;
   bool strict_fields = false;  // treat unknown fields, tools that are no functions and items of other types as errors
 };
@@ -64,6 +64,7 @@ struct ApiRequest {
   std::optional<uint64_t> seed;
   std::optional<std::string> prediction;  // text that the answer of a chat is expected to contain
   std::vector<std::string> stop;
+  std::vector<int32_t> stop_ids;  // of chats and completions: further ids that end the answer
   std::vector<LogitBias> bias;
   double frequency_penalty = 0, presence_penalty = 0;
   int64_t logprobs = -1;  // SampleOptions

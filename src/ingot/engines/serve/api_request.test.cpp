@@ -343,7 +343,7 @@ TEST(api_request, a_field_that_would_change_the_answer_is_refused_unless_it_is_n
                                                {"mirostat", "0", "2"},
                                                {"ignore_eos", "false", "true"},
                                                {"add_generation_prompt", "true", "false"},
-                                               {"stop_token_ids", "[]", "[1]"},
+                                               {"bad_words", "[]", "[\"no\"]"},
                                                {"grammar", "\"\"", "\"root ::= x\""},
                                                {"guided_json", "null", "{}"},
                                                {"web_search_options", "null", "{}"}}) {
@@ -352,6 +352,40 @@ TEST(api_request, a_field_that_would_change_the_answer_is_refused_unless_it_is_n
     EXPECT_EQ(refusal(chat_with(name + other), true), std::string(field) + "|unsupported_parameter|" + field +
                                                           ": this server does not support the field; leave it out");
   }
+}
+
+TEST(api_request, stop_token_ids_are_a_list_of_ids_in_chats_and_completions) {
+  const auto stop_ids = [](const std::string& value, bool chat) {
+    const std::string more = "\"stop_token_ids\": " + value;
+    return parse_api_request(chat ? chat_with(more) : completion_with(more), chat, {.strict_fields = true}).stop_ids;
+  };
+  for (const bool chat : {false, true}) {
+    EXPECT_EQ(stop_ids("[7, 0, 7]", chat), (std::vector<int32_t>{7, 0, 7}));
+    for (const char* none : {"[]", "null"}) EXPECT_EQ(stop_ids(none, chat), std::vector<int32_t>{}) << none;
+  }
+  std::string many = "0";
+  for (int i = 0; i < 64; ++i) many += ", 0";
+  for (const auto& [value, expected] : std::vector<std::pair<std::string, std::string>>{
+           {"7", "stop_token_ids||stop_token_ids: found number 7, expected a list of token ids"},
+           {"\"7\"", "stop_token_ids||stop_token_ids: found string"},
+           {"{}", "stop_token_ids||stop_token_ids: found object, expected a list of token ids"},
+           {"[7, -1]", "stop_token_ids[1]||stop_token_ids[1]: found number -1, expected an integer from 0 to "},
+           {"[1.5]", "stop_token_ids[0]||stop_token_ids[0]: found number 1.5, expected an integer from 0 to "},
+           {"[\"a\"]", "stop_token_ids[0]||stop_token_ids[0]: found string"},
+           {"[true]", "stop_token_ids[0]||"},
+           {"[18446744073709551616]", "stop_token_ids[0]||"},
+           {"[" + many + "]", "stop_token_ids||stop_token_ids: found 65 ids, expected at most 64"}}) {
+    expect_refusal(chat_with("\"stop_token_ids\": " + value), true, expected);
+    expect_refusal(completion_with("\"stop_token_ids\": " + value), false, expected);
+  }
+  // The other two APIs have no such field.
+  const std::string responses = R"({"input": "a", "stop_token_ids": )",
+                    messages =
+                        R"({"max_tokens": 5, "messages": [{"role": "user", "content": "a"}], "stop_token_ids": )";
+  EXPECT_NO_THROW(parse_responses_request(responses + "[]}"));
+  EXPECT_NO_THROW(parse_messages_request(messages + "[]}"));
+  EXPECT_THROW(parse_responses_request(responses + "[1]}"), ApiError);
+  EXPECT_THROW(parse_messages_request(messages + "[1]}"), ApiError);
 }
 
 TEST(api_request, a_prediction_is_text_or_parts_of_text) {

@@ -155,6 +155,7 @@ void read_messages(Object& body, const Source& source, ApiRequest& r, const ApiL
   read_thinking(body, source, r);
   body.unsupported("container", nullptr);
   body.unsupported("mcp_servers", Json::array());
+  body.unsupported("stop_token_ids", Json::array());
   body.ignore({"service_tier", "context_management", "inference_geo", "betas", "cache_control", "speed"});
 }
 

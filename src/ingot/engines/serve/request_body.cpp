@@ -222,7 +222,7 @@ void refuse_fields_of_other_servers(Object& body) {
   for (const char* limit : {"n_predict", "truncate_prompt_tokens"}) body.unsupported(limit, -1);
   for (const char* off : {"ignore_eos", "use_beam_search", "continue_final_message"}) body.unsupported(off, false);
   body.unsupported("add_generation_prompt", true);
-  for (const char* list : {"stop_token_ids", "bad_words", "logits_processors", "documents", "lora"})
+  for (const char* list : {"bad_words", "logits_processors", "documents", "lora"})
     body.unsupported(list, Json::array());
   for (const char* text : {"grammar", "regex", "ebnf", "chat_template"}) body.unsupported(text, "");
   for (const char* other : {"guided_json", "guided_regex", "guided_choice", "guided_grammar", "structured_outputs",

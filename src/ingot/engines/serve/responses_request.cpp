@@ -107,6 +107,7 @@ void read_responses(Object& body, const Source& source, ApiRequest& r, const Api
   body.unsupported("conversation", nullptr);
   body.unsupported("prompt", nullptr);
   body.unsupported("background", false);
+  body.unsupported("stop_token_ids", Json::array());
   body.unsupported("top_logprobs", 0);
   // truncation does not shorten a conversation that fits, and max_tool_calls counts only calls that a server executes
   // itself.

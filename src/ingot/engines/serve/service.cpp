@@ -40,6 +40,7 @@ ServeRequest Service::request_of(const ApiRequest& r, std::vector<int32_t> promp
                  .frequency_penalty = r.frequency_penalty,
                  .presence_penalty = r.presence_penalty,
                  .client = client};
+  s.stop_ids.insert(s.stop_ids.end(), r.stop_ids.begin(), r.stop_ids.end());
   s.logprobs = r.logprobs;
   return s;
 }
@@ -77,6 +78,7 @@ int64_t Service::samplable() const {
 std::shared_ptr<Service::Ticket> Service::ask(const ApiRequest& r, const std::string& client, ApiAnswer answer) {
   if (!r.model.empty()) check_name(r.model);
   for (const LogitBias& b : r.bias) detail::check_id(b.id, model_.decoder->vocab(), "logit_bias");
+  for (const int32_t id : r.stop_ids) detail::check_id(id, model_.decoder->vocab(), "stop_token_ids");
   log_ignored(r.ignored);
   auto ticket = std::make_shared<Ticket>(*this, r, std::move(answer));
   try {

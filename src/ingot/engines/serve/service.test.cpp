@@ -110,6 +110,7 @@ TEST(service, ids_that_the_model_lacks_and_prompts_without_tokens_are_refused_by
   const auto s = service(std::make_exception_ptr(std::runtime_error("no")), 5);
   for (const auto& [body, param, message] : std::vector<std::array<std::string, 3>>{
            {R"("prompt": "x", "logit_bias": {"255": 1, "256": 1})", "logit_bias", "found id 256, expected 0 to 255"},
+           {R"("prompt": "x", "stop_token_ids": [255, 256])", "stop_token_ids", "found id 256, expected 0 to 255"},
            {R"("prompt": [1, 256])", "prompt", "found id 256, expected 0 to 255"},
            {R"("prompt": [1, 256], "echo": true)", "prompt", "found id 256, expected 0 to 255"},
            {R"("prompt": [[1], [2, 900]])", "prompt[1]", "found id 900, expected 0 to 255"},
@@ -125,6 +126,21 @@ TEST(service, ids_that_the_model_lacks_and_prompts_without_tokens_are_refused_by
       EXPECT_EQ(e.what(), param + ": " + message) << body;
     }
   }
+}
+
+TEST(service, an_answer_ends_before_the_token_of_a_stop_id) {
+  const auto s = service(std::make_exception_ptr(std::runtime_error("no")), 5);
+  Heard whole, stream;
+  const auto [status, body] = ask(*s, whole, R"(, "stop_token_ids": [120, 100], "logprobs": 0)");  // x and d
+  EXPECT_EQ(status, 200) << body;
+  const Json answer = parse_json(body, "answer"), choice = answer["choices"][0];
+  EXPECT_EQ(choice["text"], "abc");
+  EXPECT_EQ(choice["finish_reason"], "stop");
+  EXPECT_EQ(choice["logprobs"]["tokens"], (Json{"a", "b", "c"}));
+  EXPECT_EQ(answer["usage"]["completion_tokens"], 3);
+  ask(*s, stream, R"(, "stop_token_ids": [100], "stream": true)");
+  EXPECT_NE(stream.events.find("\"finish_reason\":\"stop\""), std::string::npos) << stream.events;
+  EXPECT_EQ(stream.events.find("\"text\":\"d\""), std::string::npos) << stream.events;
 }
 
 // A choice that fails at once ends while later choices are still being submitted: a test for ThreadSanitizer.
