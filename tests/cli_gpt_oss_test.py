@@ -243,6 +243,8 @@ class GptOss(TinyGptOss):
         self.refuses(2, "found --draft-max, which changes nothing with an answer without --draft", *ask, "--draft-max", 5)
         self.refuses(2, "found --draft-costs, which changes nothing with an answer without --draft", *ask, "--draft-costs", "1,2")
         self.refuses(2, "found --draft-exact, which changes nothing with an answer without --draft", *ask, "--draft-exact")
+        for most in (0, 8):  # test_tokens_with_drafts_are_timed_by_the_share_of_right_guesses has drafts of 7, the engine's most
+            self.refuses(2, "--draft-max: found '?%d'?, expected an integer from 1 to 7" % most, *ask, "--draft", "lookup", "--draft-max", most)
         for costs, message in (("1;2", "found '1;2', expected numbers like 1,2,4,8"), ("100", "found 100 alone, expected the times of steps of 1, 2 and more tokens")):
             for command in (["generate", "--ids", ids], ["serve", "--port", 0]):  # before the model is opened, which would write a line
                 self.refuses(2, "--draft-costs: " + message, *command, "--synthetic", "small", "--device", "cpu", "--draft", "lookup", "--draft-costs", costs)

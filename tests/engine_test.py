@@ -189,6 +189,7 @@ class Engine(unittest.TestCase):
                                  (dict(draft_layers=[1]), r"draft_layers: found \[1\], expected \(\) without a draft head"),
                                  (dict(draft_exact=True), "draft_exact: found True, expected False without drafts"),
                                  (dict(draft_costs=(100, 110)), r"draft_costs: found \(100, 110\), expected \(\) without drafts"),
+                                 (dict(draft="lookup", draft_max=8), "draft_max: found 8, expected 1 to 7"),
                                  (dict(draft="lookup", draft_costs=(100,)), r"draft_costs: found \(100,\), expected positive times of steps of 1, 2 and more tokens"),
                                  (dict(draft="lookup", draft_costs=(100, -1)), r"draft_costs: found \(100, -1\), expected positive times"),
                                  (dict(draft="lookup", draft_costs="100,110"), "draft_costs: found '100,110', expected a list of numbers"),

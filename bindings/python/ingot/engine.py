@@ -224,7 +224,7 @@ class Model:
     dense: the format in memory of the matrices of attention, dense MLPs and the head of a checkpoint or a GGUF file, "bf16", "fp8" or "mxfp4"; None: as
     stored, and bf16 for the blocks of a GGUF file.
     quant: the inputs of the experts are rounded to e4m3 times a power of two per 32 numbers, as with `ingot --quant`.
-    draft: "lookup" guesses the next tokens from earlier places of the same text, at most draft_max at a time. On a CPU no
+    draft: "lookup" guesses the next tokens from earlier places of the same text, at most draft_max (1 to 7) at a time. On a CPU no
     answer changes. On a GPU an answer may differ where two tokens are almost equally likely; with draft_exact the answer is that of the same steps
     without guesses, and tokens without a guess take longer. draft_costs: relative times of steps of 1, 2, ... tokens, such as (100, 110, 120), which
     determine how many guesses a step checks; (): measured before the first answer.
@@ -262,7 +262,7 @@ class Model:
                 if value:
                     raise _wrong(name, value, f"{without} without drafts")
         self._engine = _C.Engine(str(path), str(tokenizer or ""), chat_format or "", device, _integer("context", context, 0, 2**31 - 1), bool(quant), dense or "", str(draft),
-                                 _integer("draft_max", draft_max, 1, 15), costs, layers, _integer("draft_window", draft_window, 0, 2**31 - 1),
+                                 _integer("draft_max", draft_max, 1, 7), costs, layers, _integer("draft_window", draft_window, 0, 2**31 - 1),
                                  draft_dense or "", bool(draft_exact))
         for name, value in self._engine.about().items():
             setattr(self, name, value)

@@ -87,8 +87,10 @@ OpenedModel open_model(const std::string& path, int64_t tokens, const std::strin
   return m;
 }
 
+// A step of the engines has at most 8 rows, one of them for the pending token.
+constexpr int64_t kMostDraft = 7;
 void add_options(Command& c, DraftLengths& o) {
-  c.integer("--draft-max N", o.most, 1, 15, "the most tokens of a draft (default: 7)");
+  c.integer("--draft-max N", o.most, 1, kMostDraft, "the most tokens of a draft (default: 7)");
   c.text("--draft-costs LIST", o.costs,
          "relative times of steps of 1, 2, ... tokens, such as 100,110,120, which determine the lengths of drafts "
          "(default: measured before the first answer with drafts)");
