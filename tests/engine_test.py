@@ -83,6 +83,10 @@ class OtherModels(unittest.TestCase):
             self.assertEqual((got.ids, got.prompt_tokens), (want["ids"], want["prompt_tokens"]))
             prompts.add(got.prompt_tokens)
         self.assertEqual(len(prompts), 2)
+        for words in (["generate", "--prompt", "Hi."], ["chat"], ["serve", "--port", 0]):
+            refused = program(*words, "--model", model, "--device", "cpu", "--chat-format", "qwen3", "--date", "2026-01-31", stdin=b"")
+            self.assertEqual(refused.returncode, 2, refused.error)
+            self.assertIn("found --date, which changes nothing with the chat format qwen3, whose prompts have no date", refused.error)
         with self.assertRaisesRegex(ValueError, "engine: reasoning: found 'much', expected 'none' or 'medium'$"):
             chat.generate("Hi.", reasoning="much")
         with self.assertRaisesRegex(ValueError, "engine: chat_format: found 'qwen9', expected None, 'harmony', 'chatml', .* or 'gemma3'$"):
@@ -389,6 +393,21 @@ class Tools(unittest.TestCase):
         source["model"]["vocab"] = {token: id_ for token, id_ in source["model"]["vocab"].items() if token not in CONTROLS}
         cls.calling = write_qwen3(MODEL.directory / "calls", 256 + len(CONTROLS), follows=follows)
         (cls.calling / "tokenizer.json").write_text(json.dumps(source))
+
+    def test_a_date_is_refused_where_prompts_have_none(self):
+        dated = set()
+        for name in ingot.engine._C.chat_formats():
+            if name == "harmony":
+                continue
+            words = ("generate", "--model", self.directory, "--device", "cpu", "--chat-format", name, "--prompt", "Hi.", "--tokens", 1, "--date")
+            self.assertEqual(program(*words, "none").returncode, 0)
+            run = program(*words, "2026-01-31")
+            if run.returncode == 0:
+                dated.add(name)
+            else:
+                self.assertEqual(run.returncode, 2, run.error)
+                self.assertIn(f"found --date, which changes nothing with the chat format {name}, whose prompts have no date", run.error)
+        self.assertEqual(dated, {"llama3.1"})
 
     def of(self, chat_format):
         if chat_format == "harmony":

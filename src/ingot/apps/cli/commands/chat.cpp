@@ -191,7 +191,7 @@ void chat(const ChatCommand& o, const Command& c) {
   const std::string path = chosen_model(o.path, o.model, "PATH");
   require_chat(path);
   const Vocabulary vocabulary = load_vocabulary(path, vocabulary_options(o.conversation, true));
-  refuse_reasoning(c, *vocabulary.chat);
+  refuse_unused(c, *vocabulary.chat, o.conversation.date);
   OpenedModel model = open_model(path, context_of(path, o.context, kContext), "--context", o.on);
   Conversation(o, model, vocabulary).run();
 }

@@ -260,7 +260,7 @@ void generate(const GenerateCommand& o, const Command& c) {
   if (!chats(o.path)) return go_on_in_documents(o, o.path, prompt);
   const Vocabulary v = load_vocabulary(o.path, vocabulary_options(o.conversation));
   if (o.raw) return go_on(o, o.path, v, prompt);
-  if (v.chat) refuse_reasoning(c, *v.chat);
+  if (v.chat) refuse_unused(c, *v.chat, o.conversation.date);
   answer(o, o.path, v, prompt);
 }
 

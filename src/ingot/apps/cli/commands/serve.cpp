@@ -97,7 +97,7 @@ void serve(const ServeCommand& o, const std::string& path, const Command& c) {
   }
   server::Server& server = *listening;
   Vocabulary vocabulary = vocabulary_of(o, path);
-  if (vocabulary.chat) refuse_reasoning(c, *vocabulary.chat);
+  if (vocabulary.chat) refuse_unused(c, *vocabulary.chat, o.date);
   if (!vocabulary.no_chat.empty())
     log_warn(o.tokenizer.empty() ? path : o.tokenizer, ": ", vocabulary.no_chat,
              "; only completions of text are served");

@@ -23,6 +23,13 @@ std::string harmless(std::string_view text) {
   return out;
 }
 
+bool has_date(const ChatFormat& format) {
+  const auto prompt_of = [&](const char* date) {
+    return format.prompt({.messages = {{.role = ChatRole::user, .content = "Hi"}}, .date = date});
+  };
+  return prompt_of("2026-01-31") != prompt_of("2026-02-01");
+}
+
 }  // namespace
 
 void add_options(Command& c, ConversationOptions& o) {
@@ -65,9 +72,11 @@ std::vector<int32_t> parse_stop_ids(const std::vector<std::string>& words, int64
   }
   return ids;
 }
-void refuse_reasoning(const Command& c, const ChatFormat& format) {
-  if (format.efforts().empty())
-    c.refuse_given({"reasoning"}, "the chat format " + std::string(format.name()) + ", which has no levels of it");
+void refuse_unused(const Command& c, const ChatFormat& format, const std::string& date) {
+  const std::string where = "the chat format " + std::string(format.name());
+  if (format.efforts().empty()) c.refuse_given({"reasoning"}, where + ", which has no levels of it");
+  const bool is_chosen = !date.empty() && date != "today" && date != "none";
+  if (is_chosen && !has_date(format)) c.refuse_given({"date"}, where + ", whose prompts have no date");
 }
 
 void check_date(const std::string& date) {

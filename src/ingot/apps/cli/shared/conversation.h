@@ -17,8 +17,9 @@ void add_options(Command& c, SamplingOptions& o);
 // --stop-id, and its ids for a model with a vocabulary of this size.
 void add_stop_ids(Command& c, std::vector<std::string>& words);
 std::vector<int32_t> parse_stop_ids(const std::vector<std::string>& words, int64_t vocab);
-// Throws if --reasoning was given and the format has no levels of reasoning.
-void refuse_reasoning(const Command& c, const ChatFormat& format);
+// Throws if --reasoning was given and the format has no levels of reasoning, or if `date` is a date, given by --date,
+// and the format's prompts have none.
+void refuse_unused(const Command& c, const ChatFormat& format, const std::string& date);
 void check_date(const std::string& date);  // Error{usage} that names --date
 // The conversation before the first turn, for a model of this format.
 ChatConversation opening_of(const ConversationOptions& o, const ChatFormat& format);
