@@ -191,6 +191,13 @@ class Calls(InFolder):
         self.assertTrue(self.report(seconds=1).fits("a"))
         self.assertFalse(self.report(seconds=0).fits("a"))
 
+    def test_before_the_first_case_its_length_is_the_mean_of_a_report_without_the_lengths_of_its_cases(self):
+        (self.folder / "rope.json").write_text(json.dumps({"suite": "rope", "gpu": H200, "tree": "old", "seconds": 40, "results": []}))
+        report = self.report(seconds=25)
+        self.assertEqual((report.missing, report.fitting()), (list(CASES), ["a", "b"]))
+        report.add([row("a")], name="a", seconds=3.0)
+        self.assertEqual(report.expected("b"), 3.0)
+
     def test_the_length_of_a_case_is_that_of_the_last_report_of_any_sources(self):
         self.measure(self.report(cases={"a": 30.0, "b": 30.0}))
         self.measure(self.report(again=False, cases={"a": 10.0, "b": 10.0}), stop_after=1)

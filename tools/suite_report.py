@@ -53,6 +53,8 @@ class SuiteReport:
         self.known = {}  # seconds of cases in whatever report there is, to know what still fits
         for path in (self.whole, self.unfinished):
             self.known |= reports.read(path).get("case_seconds", {})
+        whole = reports.read(self.whole)  # the earlier form has no seconds of its cases
+        self.mean = whole["seconds"] / max(1, len(cases)) if "seconds" in whole and "case_seconds" not in whole else 0.0
         if again:
             self._take_over(fits, good)
         self.missing = [name for name in cases if name not in self.rows]
@@ -82,8 +84,9 @@ class SuiteReport:
         return seconds if self.until is None else max(0.0, min(seconds, self.left()))
 
     def expected(self, name):
-        """The seconds that a case took before; of a case that nobody has measured, those of the longest case of this call."""
-        return self.known.get(name, max(self._here.values(), default=0.0))
+        """The seconds that a case took before; of a case without known seconds, those of the longest case of this call, or before it the mean of a
+        report that has only the seconds of all cases."""
+        return self.known.get(name, max(self._here.values(), default=self.mean))
 
     def fits(self, name, before=0.0):
         """Whether a case can end in time if others take `before` seconds first. A case that cannot is named by end()."""
