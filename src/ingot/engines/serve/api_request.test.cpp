@@ -373,7 +373,7 @@ TEST(api_request, stop_token_ids_are_a_list_of_ids_in_chats_and_completions) {
            {"[1.5]", "stop_token_ids[0]||stop_token_ids[0]: found number 1.5, expected an integer from 0 to "},
            {"[\"a\"]", "stop_token_ids[0]||stop_token_ids[0]: found string"},
            {"[true]", "stop_token_ids[0]||"},
-           {"[18446744073709551616]", "stop_token_ids[0]||"},
+           {"[18446744073709551615]", "stop_token_ids[0]||"},
            {"[" + many + "]", "stop_token_ids||stop_token_ids: found 65 ids, expected at most 64"}}) {
     expect_refusal(chat_with("\"stop_token_ids\": " + value), true, expected);
     expect_refusal(completion_with("\"stop_token_ids\": " + value), false, expected);
