@@ -185,6 +185,9 @@ class Calls(InFolder):
         self.assertEqual(report.missing, ["a", "new"])
         self.assertEqual(report.fitting(), ["a", "new"])
         self.assertEqual(self.report(seconds=110, cases=cases).fitting(), ["new"])
+        report = self.report(seconds=110, cases=cases, again=False)
+        self.assertEqual((report.fitting(["b", "c"]), report.fitting(["a"])), (["b", "c"], []))
+        self.assertIn("no time was left for 1 of them, which --continue measures: a (100 s)", "\n".join(report.end()))
         self.assertEqual((self.report(seconds=20).at_most(60), self.report(seconds=20).at_most(6), self.report().at_most(60)), (20, 6, 60))
 
     def test_a_case_of_unknown_length_is_begun_unless_the_time_has_ended(self):
@@ -647,7 +650,9 @@ class Suites(InFolder):
         self.assertEqual(self.measured, ["20b", "llama.cpp", "120b"])
         self.assertEqual(reports.read(self.folder / "unfinished/serve.json")["missing"], ["gpt-oss-20b, bf16 dense, top-p 0.9"])
         # 60 seconds do not fit, the other cases of the model do; then its remaining case, with the rival.
+        self.output.truncate(0)
         self.assertEqual(self.call("serve", seconds=40, again=False, change=change), ["20b"])
+        self.assertIn("serve: 3 of 8 cases are measured\nserve: no time was left for 5 of them, which --continue measures: ", self.output.getvalue())
         self.assertEqual(self.call("serve", seconds=1000, change=change), ["20b", "llama.cpp", "120b"])
         self.assertEqual(len(reports.read(self.folder / "serve.json")["results"]), 26)
 

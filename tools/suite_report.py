@@ -98,11 +98,11 @@ class SuiteReport:
             self._passed_over[name] = wanted
         return good
 
-    def fitting(self):
-        """The missing cases that fit into the time together, for a suite that measures them side by side."""
+    def fitting(self, among=None):
+        """The missing cases, or those of the names `among`, that fit into the time together, for a suite that measures them side by side."""
         chosen = []
         for name in self.missing:
-            if self.fits(name, sum(map(self.expected, chosen))):
+            if (among is None or name in among) and self.fits(name, sum(map(self.expected, chosen))):
                 chosen.append(name)
         return chosen
 

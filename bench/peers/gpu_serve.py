@@ -163,7 +163,8 @@ def said(r):
 def measure_model(size, report, options, ceiling, folder):
     """The missing cases of a model that fit into the time, from one process of `ingot serve`; then llama.cpp's server, whose times belong to the rows of one case."""
     of_rival = [name for name, case in report.cases.items() if case == ("20b", RIVAL_SAMPLING)]
-    chosen = sorted((name for name in report.fitting() if report.cases[name][0] == size), key=lambda name: name in of_rival)  # last, because its rows are added after the rival's time
+    of_model = [name for name, case in report.cases.items() if case[0] == size]
+    chosen = sorted(report.fitting(of_model), key=lambda name: name in of_rival)  # last, because its rows are added after the rival's time
     if not chosen:
         return
     with_rival, port = None, free_port()
