@@ -655,6 +655,11 @@ class Suites(InFolder):
         self.assertIn("serve: 3 of 8 cases are measured\nserve: no time was left for 5 of them, which --continue measures: ", self.output.getvalue())
         self.assertEqual(self.call("serve", seconds=1000, change=change), ["20b", "llama.cpp", "120b"])
         self.assertEqual(len(reports.read(self.folder / "serve.json")["results"]), 26)
+        # The missing cases of the first model, which is over, take no time from those of the second one: after ten seconds, three of ten seconds fit into 35.
+        (self.folder / "serve.json").write_text(json.dumps({"suite": "serve", "gpu": H200, "tree": "old", "seconds": 240, "results": []}))
+        self.output.truncate(0)
+        self.assertEqual(self.call("serve", seconds=45, again=False, change=lambda module: {**change(module), "add_rival": lambda *_: None}), ["20b", "120b"])
+        self.assertIn("serve: 4 of 8 cases are measured\nserve: no time was left for 4 of them, which --continue measures: ", self.output.getvalue())
 
 
 if __name__ == "__main__":
