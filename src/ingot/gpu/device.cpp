@@ -60,7 +60,7 @@ void enable_peer_access(int device, int peer) {
 int sm_count(int device) {
   int sms = 0;
   check_cuda(cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, device), "number of SMs of cuda:", device);
-  return sms;
+  return std::min(sms, limits(device).sms);  // INGOT_GPU_AS may name a GPU with fewer
 }
 
 double memory_bandwidth(int device) {

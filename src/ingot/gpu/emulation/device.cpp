@@ -63,7 +63,7 @@ DeviceInfo device_info(int device) {
           .l2_bytes = int64_t(1) << 20,
           .memory_bytes = int64_t(8) << 30};
 }
-int sm_count(int) { return kSms; }
+int sm_count(int device) { return limits(device).sms; }
 double memory_bandwidth(int) { return 3e12; }
 const Limits& limits(int device) {
   check_device(device);
