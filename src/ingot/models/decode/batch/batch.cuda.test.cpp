@@ -16,21 +16,12 @@ namespace {
 
 using decode::DeviceModel;
 using testing::choices_of;
+using testing::choices_of_row;
 using testing::DecodeModel;
 
 class GptOssBatchCuda : public testing::GpuTest<> {};
 
 constexpr WeightFormat kBf16 = WeightFormat::bf16, kFp8 = WeightFormat::fp8, kMx = WeightFormat::mxfp4;
-
-// The experts chosen for row j of the last pass of this number of rows.
-testing::DecodeReference::Choices choices_of_row(const DeviceModel& m, int64_t rows, size_t j) {
-  const int64_t k = m.config().experts_per_token, layers = m.config().layers;
-  const auto chosen = testing::download(m.prompt_buffers().chosen, layers * rows * k);
-  testing::DecodeReference::Choices all(static_cast<size_t>(layers));
-  for (int64_t l = 0; l < layers; ++l)
-    for (int64_t i = 0; i < k; ++i) all[size_t(l)].push_back(chosen[size_t((l * rows + int64_t(j)) * k + i)]);
-  return all;
-}
 
 // Slots of a model on the GPU, each beside the model in fp64 and beside a chain of roundings as the GPU's. Each slot
 // begins with a prompt of a different length.

@@ -103,7 +103,9 @@ class DeviceModel {
   void continue_greedily(int64_t n, int slot = 0, bool id_alone = false) { continue_sampling(n, {}, slot, id_alone); }
   // The most slots of extend_sequences(), which appends one token to each of several slots in one pass over the
   // weights. Afterwards every slot has its logits and its most likely token. The logits are those of the phased path
-  // or, in steps of many sequences, those of the matrix kernels, which differ from the megakernel's by roundings.
+  // or, in steps of many sequences, those of the matrix kernels, which differ from the megakernel's by roundings. The
+  // number of slots chooses the path, also where sample() has started the step of some slots ahead: such a step is
+  // dropped if it took another path. extend() of one slot keeps the result of a step ahead of several slots.
   int64_t max_sequences() const { return max_sequences_; }
   // For tests and measurements: steps of more sequences than this use the matrix kernels, if these support the model.
   void limit_small_batch(int64_t sequences);
@@ -166,6 +168,9 @@ class DeviceModel {
   void fill_cache_with_random(int64_t length, int slot = 0);
 
  private:
+  // How a step of several slots is computed. The numbers of a row depend neither on the other rows nor on their number,
+  // bit for bit; between two paths they differ by roundings.
+  enum class SequencesPath { one_token, small_batch, row_kernel, matrix_kernels };
   struct Slot {
     Model model;  // all slots share the weights
     Buffers buffers;
@@ -182,7 +187,7 @@ class DeviceModel {
     // when extend() is called with this token.
     struct Ahead {
       StepSampling how;
-      bool together = false;  // a step of several slots, which computes logits and samples nothing
+      std::optional<SequencesPath> path;  // of a step of several slots, which computes logits and samples nothing
       int32_t token = -1;
     };
     std::optional<Ahead> ahead;
@@ -220,9 +225,15 @@ class DeviceModel {
   void check_room(int slot, int64_t tokens) const;
   void grow(Slot& slot, int64_t tokens);
   bool ranked() const { return slots_[0].buffers.ranks.several(); }
-  void start_sequences(std::span<const int> slots, std::span<const int32_t> ids, int64_t n, uint32_t vocab);
+  SequencesPath path_of(int64_t sequences) const {
+    if (takes_matrix_kernels(sequences)) return SequencesPath::matrix_kernels;
+    if (uses_row_kernel(sequences, RowsOf::several_sequences)) return SequencesPath::row_kernel;
+    return sequences > 1 ? SequencesPath::small_batch : SequencesPath::one_token;
+  }
+  void start_sequences(std::span<const int> slots, std::span<const int32_t> ids, int64_t n, uint32_t vocab,
+                       SequencesPath path);
   void send_input(const BatchInput& input);
-  gpu::Graph& sequences_graph(uint32_t sequences, uint32_t vocab);
+  gpu::Graph& sequences_graph(uint32_t sequences, uint32_t vocab, SequencesPath path);
   gpu::Graph& draft_graph(uint32_t rows);
   void start_draft_sampling(std::span<const DraftStep> steps);
   std::vector<SlotSampled> sampled_rows(const DraftStep& step, size_t first_row, const int32_t* tokens);
@@ -235,7 +246,8 @@ class DeviceModel {
   bool start_ahead(std::span<const SlotSample> of);
   bool start_slot_ahead(const SlotSample& sample);
   bool start_sequences_ahead(std::span<const SlotSample> going);
-  bool take_ahead(Slot& slot, int32_t token, uint32_t vocab);
+  static bool has_ahead(const Slot& slot, int32_t token, uint32_t vocab);
+  void take_ahead(Slot& slot, uint32_t vocab);
   void drop_ahead(Slot& slot);  // waits for the GPU
   void check_waits();           // throws like synchronize(), after finished work
   TokenLogprobs fetch_logprobs(const SlotSample& of, const SamplingBuffers& from, int64_t row) const;
@@ -254,7 +266,7 @@ class DeviceModel {
   BatchedSequences sequences_;  // the inputs of a step of several slots, or of several rows
   BatchInput* sequences_input_ = nullptr;
   Buffers sequences_buffers_{};
-  std::map<std::tuple<uint32_t, uint32_t, bool, bool>, std::unique_ptr<gpu::Graph>> sequences_graphs_;
+  std::map<std::tuple<uint32_t, uint32_t, SequencesPath>, std::unique_ptr<gpu::Graph>> sequences_graphs_;
   std::map<std::pair<uint32_t, bool>, std::unique_ptr<gpu::Graph>> draft_graphs_;
   RowWords row_words_{};  // of the row kernel, for all slots
   Arena host_states_;     // pinned, (slots) State

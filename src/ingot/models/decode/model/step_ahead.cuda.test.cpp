@@ -157,6 +157,45 @@ TEST_F(GptOssStepAheadCuda, AStepAheadOfSeveralSlotsDoesNotChangeLaterResults) {
     }
 }
 
+// The logits of a step of several slots, of which some have a step ahead or, without `goes_on`, none. Steps of more
+// than `small_batch` slots take the matrix kernels.
+std::vector<std::vector<float>> logits_of_step(const DecodeModel& m, int64_t small_batch, const std::vector<int>& ahead,
+                                               const std::vector<int>& step, bool goes_on) {
+  DeviceModel gpu(m.config, m.weights, {.context = 16, .slots = 4});
+  gpu.limit_small_batch(small_batch);
+  std::vector<int32_t> ids = {5, 9, 11, 2};
+  gpu.extend_sequences(std::vector<int>{0, 1, 2, 3}, ids);
+  const SampleOptions options{.sampling = {.temperature = 1}, .seed = 3};
+  std::vector<SlotSample> samples;
+  for (const int slot : ahead) samples.push_back({.slot = slot, .options = &options, .goes_on = goes_on});
+  const std::vector<SlotSampled> sampled = gpu.sample(samples);
+  for (size_t i = 0; i < ahead.size(); ++i) ids[size_t(ahead[i])] = sampled[i].token.token;
+  std::vector<int32_t> next;
+  for (const int slot : step) next.push_back(ids[size_t(slot)]);
+  gpu.extend_sequences(step, next);
+  std::vector<std::vector<float>> logits;
+  for (const int slot : step) {
+    gpu.logits(1, logits.emplace_back(size_t(m.config.vocab)).data(), slot);
+    EXPECT_EQ(gpu.length(slot), 2);
+    EXPECT_EQ(download(gpu.buffers(slot).state, 1)[0].position, 2);
+  }
+  return logits;
+}
+// The number of slots of a step chooses between the row kernel, the small-batch kernels and the matrix kernels. Five
+// weight tiles of a row are enough for each of them to round differently. One slot alone has no small batch, and a GPU
+// without memory for small batches computes every step of several slots by the matrix kernels.
+TEST_F(GptOssStepAheadCuda, AStepOfSlotsWithAndWithoutAStepAheadTakesThePathOfItsNumberOfSlots) {
+  const DecodeModel m(testing::decode_config(320, 4, 2, 32, 96, 4, 2, 8, 1), WeightFormat::bf16, WeightFormat::mxfp4,
+                      7);
+  const std::vector<int> three = {2, 0, 1}, four = {3, 0, 1, 2};
+  testing::with_limits_of_gpus([&] {
+    for (const auto& [small_batch, ahead, step] : {std::tuple{16, three, four}, {3, three, four}, {3, four, three}})
+      EXPECT_EQ(logits_of_step(m, small_batch, ahead, step, true), logits_of_step(m, small_batch, ahead, step, false))
+          << ahead.size() << " slots ahead of a step of " << step.size() << ", small batches of at most "
+          << small_batch;
+  });
+}
+
 // A step ahead after a row of logits without numbers has no valid token, and is dropped.
 TEST_F(GptOssStepAheadCuda, AnErrorOfTheTokenDropsTheStepAhead) {
   testing::HeadRows head = testing::random_head(60, 96, 9);

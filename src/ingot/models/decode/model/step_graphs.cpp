@@ -69,7 +69,7 @@ void DeviceModel::extend(std::span<const int32_t> ids, uint32_t head_rows, int i
                 " at position ", slot.length + t, ", expected 0 to ", config().vocab - 1);
   const gpu::DeviceGuard guard(device_);
   const StepSampling how{.vocab = vocab > 0 ? vocab : uint32_t(config().vocab), .id_alone = id_alone, .noise = noise};
-  if (slot.ahead && slot.ahead->together && T == 1 && head_rows == 1 && take_ahead(slot, ids[0], how.vocab)) return;
+  if (T == 1 && head_rows == 1 && has_ahead(slot, ids[0], how.vocab)) return take_ahead(slot, how.vocab);
   const bool is_ahead = slot.ahead && T == 1 && head_rows == 1 && ids[0] == slot.ahead->token && how == slot.ahead->how;
   if (!is_ahead) drop_ahead(slot);
   grow(slot, T);
@@ -149,32 +149,31 @@ bool DeviceModel::start_sequences_ahead(std::span<const SlotSample> going) {
   if (has_head() || T < fewest_together() || T > max_sequences()) return false;
   const SampleOptions& first = *going[0].options;
   const uint32_t vocab = uint32_t(first.vocab > 0 ? first.vocab : config().vocab);
-  gpu::Graph& g = sequences_graph(uint32_t(T), vocab);
+  const SequencesPath path = path_of(T);
+  gpu::Graph& g = sequences_graph(uint32_t(T), vocab, path);
   BatchInput input{.count = uint32_t(T)};
   for (size_t j = 0; j < going.size(); ++j) {
     input.slot[j] = uint32_t(going[j].slot), input.token[j] = -1;
     input.appended[j] = 1, input.row[j] = uint32_t(j);
     Slot& slot = slots_[size_t(going[j].slot)];
-    slot.ahead = {.how = {.vocab = vocab}, .together = true};
+    slot.ahead = {.how = {.vocab = vocab}, .path = path};
     slot.valid_from = std::max(slot.valid_from, slot.length + 1 - ring_);
   }
   send_input(input);
   g.launch(*stream_);
   return true;
 }
-// Counts the token of a step of several slots that was started before the host knew the token. False, with the step
-// dropped, if the slot has no such step with this token.
-bool DeviceModel::take_ahead(Slot& slot, int32_t token, uint32_t vocab) {
-  if (!slot.ahead || !slot.ahead->together || token != slot.ahead->token || vocab != slot.ahead->how.vocab) {
-    drop_ahead(slot);
-    return false;
-  }
+// Whether a step of several slots, with this one, was started before the host knew that it appends this token.
+bool DeviceModel::has_ahead(const Slot& slot, int32_t token, uint32_t vocab) {
+  return slot.ahead && slot.ahead->path && token == slot.ahead->token && vocab == slot.ahead->how.vocab;
+}
+// Counts the token of that step.
+void DeviceModel::take_ahead(Slot& slot, uint32_t vocab) {
   slot.ahead.reset();
   grow(slot, 1);
   slot.vocab = vocab;
   slot.id_alone = false;
   slot.sampled_with = sampling::RowNoise{};
-  return true;
 }
 void DeviceModel::drop_ahead(Slot& slot) {
   if (!slot.ahead) return;
@@ -241,11 +240,10 @@ void DeviceModel::limit_small_batch(int64_t sequences) {
   most_small_batch_ = prompt_.ids == nullptr ? most : std::min(most, sequences);
 }
 // There is a graph for each number of sequences of a small batch, and one for each element of kBatchRows.
-gpu::Graph& DeviceModel::sequences_graph(uint32_t sequences, uint32_t vocab) {
-  const bool matrix_kernels = takes_matrix_kernels(sequences);
+gpu::Graph& DeviceModel::sequences_graph(uint32_t sequences, uint32_t vocab, SequencesPath path) {
+  const bool matrix_kernels = path == SequencesPath::matrix_kernels;
   const uint32_t rows = matrix_kernels ? batch_rows(sequences) : sequences, capacity = uint32_t(context_);
-  const bool row_kernel = uses_row_kernel(sequences, RowsOf::several_sequences);
-  auto& g = sequences_graphs_[{rows, vocab, matrix_kernels, row_kernel}];
+  auto& g = sequences_graphs_[{rows, vocab, path}];
   if (g != nullptr) return *g;
   g = std::make_unique<gpu::Graph>(*stream_, [&] {
     const Slot& first = slots_[0];
@@ -266,14 +264,15 @@ gpu::Graph& DeviceModel::sequences_graph(uint32_t sequences, uint32_t vocab) {
                     .vocab = vocab,
                     .capacity = capacity,
                     .sequences = &sequences_,
-                    .row_kernel = row_kernel ? &how : nullptr,
+                    .row_kernel = path == SequencesPath::row_kernel ? &how : nullptr,
                     .states = kept_states()};
     run(first.model, sequences_buffers_, step, *stream_);
   });
   return *g;
 }
 
-void DeviceModel::start_sequences(std::span<const int> slots, std::span<const int32_t> ids, int64_t n, uint32_t vocab) {
+void DeviceModel::start_sequences(std::span<const int> slots, std::span<const int32_t> ids, int64_t n, uint32_t vocab,
+                                  SequencesPath path) {
   const int64_t T = int64_t(slots.size());
   INGOT_CHECK(1 <= T && T <= max_sequences(), "decode: found ", T, " slots of one step, expected 1 to ",
               max_sequences());
@@ -293,7 +292,7 @@ void DeviceModel::start_sequences(std::span<const int> slots, std::span<const in
     slot.sampled_with = sampling::RowNoise{};
   }
   send_input(input);
-  gpu::Graph& g = sequences_graph(uint32_t(T), vocab);
+  gpu::Graph& g = sequences_graph(uint32_t(T), vocab, path);
   for (int64_t i = 0; i < n; ++i) g.launch(*stream_);
   std::vector<Decoder::Part> parts;
   for (size_t j = 0; has_head() && j < slots.size(); ++j) parts.push_back({slots[j], ids.subspan(j, 1)});
@@ -361,14 +360,26 @@ void DeviceModel::extend_sequences(std::span<const int> slots, std::span<const i
                 ", expected 0 to ", config().vocab - 1);
   for (const int slot : slots) check_room(slot, 1);
   const gpu::DeviceGuard guard(device_);
-  std::vector<int> others;  // the slots without a step ahead
+  const uint32_t of_ids = vocab > 0 ? vocab : uint32_t(config().vocab);
+  const SequencesPath path = path_of(int64_t(slots.size()));
+  std::vector<size_t> ahead, others;
+  for (size_t j = 0; j < slots.size(); ++j) {
+    const Slot& slot = slots_[size_t(slots[j])];
+    (has_ahead(slot, ids[j], of_ids) && slot.ahead->path == path ? ahead : others).push_back(j);
+  }
+  // The small-batch kernels and the row kernel compute at least two rows.
+  if (others.size() == 1 && !ahead.empty() && path != SequencesPath::matrix_kernels)
+    others.push_back(ahead.back()), ahead.pop_back();
+  for (const size_t j : ahead) take_ahead(slots_[size_t(slots[j])], of_ids);
+  if (others.empty() && !slots.empty()) return;
+  std::vector<int> slots_of_others;
   std::vector<int32_t> ids_of_others;
-  for (size_t j = 0; j < slots.size(); ++j)
-    if (!take_ahead(slots_[size_t(slots[j])], ids[j], vocab > 0 ? vocab : uint32_t(config().vocab)))
-      others.push_back(slots[j]), ids_of_others.push_back(ids[j]);
-  if (!others.empty() || slots.empty()) start_sequences(others, ids_of_others, 1, vocab);
+  for (const size_t j : others) slots_of_others.push_back(slots[j]), ids_of_others.push_back(ids[j]);
+  start_sequences(slots_of_others, ids_of_others, 1, vocab, path);
 }
-void DeviceModel::continue_sequences(std::span<const int> slots, int64_t n) { start_sequences(slots, {}, n, 0); }
+void DeviceModel::continue_sequences(std::span<const int> slots, int64_t n) {
+  start_sequences(slots, {}, n, 0, path_of(int64_t(slots.size())));
+}
 void DeviceModel::prepare_trace(const megakernel::Trace& trace, int index) {
   Slot& slot = slots_[size_t(index)];
   const gpu::DeviceGuard guard(device_);

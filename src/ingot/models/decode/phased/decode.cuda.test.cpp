@@ -4,6 +4,7 @@
 
 #include <cstring>
 #include <map>
+#include <numeric>
 
 #include "ingot/gpu/device.h"
 #include "ingot/gpu/limits.h"
@@ -337,18 +338,23 @@ void check_sequences(const GptOssConfig& config, WeightFormat dense, WeightForma
   testing::fill_ids(Tensor(ids.data(), {60}), 3, V);
   const int32_t* id = ids.data();
   std::vector<int64_t> length;
+  // Where a block has 99 KB of shared memory, the matrix kernels compute these prompts and steps.
   for (int slot = 0; slot < slots; ++slot) {
     length.push_back(slot + 1);
     gpu.extend({id, size_t(slot + 1)}, 1, slot);
     gpu.synchronize();  // download() does not wait for the model's stream
-    for (int t = 0; t <= slot; ++t, ++id) compare(slot, *id, choices_of(gpu, gpu.buffers(slot), size_t(t)), t == slot);
+    for (int t = 0; t <= slot; ++t, ++id)
+      compare(slot, *id,
+              slot < gpu.batch() ? choices_of(gpu, gpu.buffers(slot), size_t(t))
+                                 : testing::choices_of_row(gpu, slot + 1, size_t(t)),
+              t == slot);
   }
   for (const std::vector<int>& step : steps) {
     gpu.extend_sequences(step, {id, step.size()});
     gpu.synchronize();
     for (size_t j = 0; j < step.size(); ++j, ++id) {
       ++length[size_t(step[j])];
-      compare(step[j], *id, choices_of(gpu, gpu.sequences_buffers(), j), true);
+      compare(step[j], *id, testing::choices_of_step(gpu, step.size(), j), true);
     }
   }
   for (int slot = 0; slot < slots; ++slot) EXPECT_EQ(gpu.length(slot), length[size_t(slot)]);
@@ -410,9 +416,41 @@ TEST_F(GptOssDecodeCuda, ARouterOfASmallBatchWhoseWaitTimesOutIsNamedAndTheNextS
   }
 }
 
-// Sixteen sequences, the most of a step, of the published shapes. Each sequence is compared with the same sequence
-// alone, and repeats bit for bit beside any other sequences. Except for near ties (other experts in some layer) the two
-// paths differ by roundings to 8 bits, as the two paths of one sequence do (see
+// The number of sequences of a step chooses its path. Within a path the numbers of a row depend neither on the other
+// rows nor on how many there are, on every GPU.
+TEST_F(GptOssDecodeCuda, ARowOfAStepHasTheSameBitsBesideAnyNumberOfRowsOfItsPath) {
+  constexpr int kSlots = 14;
+  std::vector<int> all(kSlots);
+  std::iota(all.begin(), all.end(), 0);
+  const DecodeModel m(testing::decode_config(320, 4, 2, 32, 96, 4, 2, 8, 1), WeightFormat::bf16, WeightFormat::mxfp4,
+                      7);
+  testing::with_limits_of_gpus([&] {
+    for (const bool megakernel : {false, true}) {  // with the megakernel, Hopper has the row kernel
+      DeviceModel gpu(m.config, m.weights, {.context = 16, .slots = kSlots, .megakernel = megakernel});
+      if (!megakernel) gpu.limit_small_batch(kSlots);
+      gpu.extend_sequences(all, std::vector<int32_t>(all.begin(), all.end()));
+      std::map<std::pair<bool, int>, std::vector<float>> seen;  // by path and slot
+      for (const int T : {14, 13, 8, 2}) {
+        std::vector<int> slots;
+        std::vector<int32_t> ids;
+        for (int j = 0; j < T; ++j) slots.push_back((5 * j + T) % kSlots), ids.push_back(slots.back() + 20);
+        gpu.extend_sequences(slots, ids);
+        for (const int slot : slots) {
+          std::vector<float> row(size_t(m.config.vocab));
+          gpu.logits(1, row.data(), slot);
+          const auto before = seen.try_emplace({gpu.takes_matrix_kernels(T), slot}, row).first->second;
+          EXPECT_EQ(row, before) << "slot " << slot << " in a step of " << T << ", megakernel " << megakernel;
+          gpu.rewind(1, slot);
+        }
+      }
+    }
+  });
+}
+
+// Sixteen sequences, the most of a step by the small-batch kernels, of the published shapes. Each sequence is compared
+// with the same sequence alone, and repeats bit for bit beside any other sequences. Where an SM's memory holds smaller
+// batches only, larger steps take the matrix kernels, which have their own bits. Except for near ties (other experts in
+// some layer) two paths differ by roundings to 8 bits, as the two paths of one sequence do (see
 // TheMegakernelAndThePhasedPathDifferOnlyByExpertsOnANearTie).
 TEST_F(GptOssDecodeCuda, SequencesOfThePublishedShapesEqualTheSequencesAloneAndRepeatBitForBit) {
   if (testing::kEmulated) GTEST_SKIP() << "too much for the emulator";
@@ -447,7 +485,8 @@ TEST_F(GptOssDecodeCuda, SequencesOfThePublishedShapesEqualTheSequencesAloneAndR
     }
     int same = 0;
     double largest = 0;
-    std::map<int, std::vector<float>> shared;  // of each slot's step; must not depend on the other slots of the step
+    // of each slot's step, by whether the matrix kernels computed it; must not depend on the other slots of the step
+    std::map<std::pair<bool, int>, std::vector<float>> shared;
     for (const int T : {16, 12, 8, 5, 2}) {
       std::vector<int> slots;
       for (int j = 0; j < T; ++j) slots.push_back((5 * j + T) % kSlots);
@@ -466,13 +505,14 @@ TEST_F(GptOssDecodeCuda, SequencesOfThePublishedShapesEqualTheSequencesAloneAndR
         }
         if (run > 0) continue;
         for (size_t j = 0; j < slots.size(); ++j) {
-          const std::vector<float>& first_seen = shared.try_emplace(slots[j], rows[j]).first->second;
+          const std::pair<bool, int> key{gpu.takes_matrix_kernels(T), slots[j]};
+          const std::vector<float>& first_seen = shared.try_emplace(key, rows[j]).first->second;
           EXPECT_EQ(std::memcmp(rows[j].data(), first_seen.data(), rows[j].size() * 4), 0)
               << "slot " << slots[j] << " in a step of " << T;
         }
         for (size_t j = 0; j < slots.size(); ++j) {
           const size_t slot = size_t(slots[j]);
-          if (in_order(choices_of(gpu, gpu.sequences_buffers(), j)) != chosen[slot]) continue;
+          if (in_order(testing::choices_of_step(gpu, slots.size(), j)) != chosen[slot]) continue;
           double error = 0, size = 0;
           for (size_t v = 0; v < alone[slot].size(); ++v)
             error += std::pow(double(rows[j][v]) - double(alone[slot][v]), 2),
@@ -532,16 +572,6 @@ TEST_F(GptOssDecodeCuda, TwoLayersOfThePublishedShapesAreTheCpuEngine) {
   }
 }
 
-// The experts of token t of a prompt of T tokens, by layer.
-testing::DecodeReference::Choices choices_of_prompt(const DeviceModel& m, int64_t T, int64_t t) {
-  const int64_t layers = m.config().layers, k = m.config().experts_per_token;
-  const auto chosen = download(m.prompt_buffers().chosen, layers * T * k);
-  testing::DecodeReference::Choices all(static_cast<size_t>(layers));
-  for (int64_t l = 0; l < layers; ++l)
-    for (int64_t i = 0; i < k; ++i) all[size_t(l)].push_back(chosen[size_t((l * T + t) * k + i)]);
-  return all;
-}
-
 // Prompts of several lengths one after the other, across the ends of windows, with single tokens between them. For some
 // prompts the logits of all rows.
 void check_prompts(const GptOssConfig& config, WeightFormat dense, WeightFormat experts) {
@@ -565,7 +595,7 @@ void check_prompts(const GptOssConfig& config, WeightFormat dense, WeightFormat 
     gpu.logits(uint32_t(rows), got.data());
     const float* row = got.data();
     for (int64_t i = 0; i < n; ++i, ++at) {
-      const auto chosen = n > 1 ? choices_of_prompt(gpu, n, i) : choices_of(gpu, 0);
+      const auto chosen = n > 1 ? testing::choices_of_row(gpu, n, size_t(i)) : choices_of(gpu, 0);
       const std::vector<double> want = exact.token(ids[size_t(at)], chosen),
                                 rounded = chain.token(ids[size_t(at)], chosen);
       if (i < n - rows) continue;

@@ -24,16 +24,6 @@ using testing::RandomModel;
 
 class FamiliesDecodeCuda : public testing::GpuTest<> {};
 
-// The experts of token t of a prompt of T tokens.
-testing::Definition::Choices choices_of_prompt(const DeviceModel& m, size_t T, size_t t) {
-  const size_t layers = size_t(m.config().layers), k = size_t(m.config().experts_per_token);
-  const std::vector<uint32_t> chosen = download(m.prompt_buffers().chosen, int64_t(layers * T * k));
-  testing::Definition::Choices all(layers);
-  for (size_t l = 0; l < layers; ++l)
-    for (size_t j = 0; j < k; ++j) all[l].push_back(chosen[(l * T + t) * k + j]);
-  return all;
-}
-
 void check_on_gpu(const FamilyCase& t, bool megakernel = false) {
   testing::check_family(t, [megakernel](const RandomModel& m, int64_t room) {
     const auto gpu = std::make_shared<DeviceModel>(
@@ -56,7 +46,8 @@ void check_on_gpu(const FamilyCase& t, bool megakernel = false) {
             },
         .choices =
             [gpu, last](size_t i) {
-              return int64_t(*last) > gpu->batch() ? choices_of_prompt(*gpu, *last, i) : testing::choices_of(*gpu, i);
+              return int64_t(*last) > gpu->batch() ? testing::choices_of_row(*gpu, int64_t(*last), i)
+                                                   : testing::choices_of(*gpu, i);
             },
         .state = [gpu] { return download(gpu->buffers().state, 1)[0]; },
         // of one row after a prompt by the matrix kernels
