@@ -88,7 +88,7 @@ def events_of(stream):
 
 class EveryRow(unittest.TestCase):
     def test_each_row_has_a_test(self):
-        names = [name for case in (Slow, Framing, Bodies, Connections, Gone, Requests, Many, Keyed, Ending) for name in dir(case)]
+        names = [name for case in (Slow, SlowInTime, Framing, Bodies, Connections, Gone, Requests, Many, Keyed, Ending) for name in dir(case)]
         for row in (f"S{i:02}" for i in range(1, 25)):
             here = [n for n in names if n.startswith(f"test_{row.lower()}_")]
             self.assertTrue(here or ELSEWHERE.get(row), row)
@@ -98,21 +98,23 @@ class EveryRow(unittest.TestCase):
                     self.assertIn(test, text, row)
 
 
+def slow_reader(server, body=LONG):
+    """A streaming request on a socket with a small buffer, which the test reads as slowly as it likes."""
+    s = socket.socket()
+    s.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    s.settimeout(20)
+    s.connect(("127.0.0.1", server.port))
+    text = json.dumps(body | dict(stream=True)).encode()
+    s.sendall(POST + b"Content-Length: %d\r\n\r\n" % len(text) + text)
+    return s
+
+
 class Slow(WithServer):
     OPTIONS = ("--patience", 3, "--context", "130000", "--slots", 2)
 
-    def reader(self, body=LONG):
-        s = socket.socket()
-        s.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-        s.settimeout(20)
-        s.connect(("127.0.0.1", self.server.port))
-        text = json.dumps(body | dict(stream=True)).encode()
-        s.sendall(POST + b"Content-Length: %d\r\n\r\n" % len(text) + text)
-        return s
-
     def test_s01_a_client_that_does_not_read_gets_no_more_tokens_and_is_disconnected(self):
         before, memory = self.server.metric("generation_tokens_total"), memory_of(self.server.process)
-        silent = self.reader()
+        silent = slow_reader(self.server)
         self.server.until("num_requests_running", 1)
         # Other clients are answered meanwhile.
         self.assertEqual(self.server.request("POST", "/v1/completions", BODY.decode())[0], 200)
@@ -122,7 +124,7 @@ class Slow(WithServer):
         silent.close()
 
     def test_s01_a_client_that_reads_too_slowly_is_disconnected(self):
-        slow = self.reader()
+        slow = slow_reader(self.server)
         self.server.until("num_requests_running", 1)
         started = time.monotonic()
         try:
@@ -134,9 +136,15 @@ class Slow(WithServer):
         self.server.until("num_requests_running", 0)
         slow.close()
 
+
+class SlowInTime(WithServer):
+    """Enough patience for a reader that a busy machine slows down further."""
+
+    OPTIONS = ("--patience", 60, "--context", "130000", "--slots", 2)
+
     def test_s01_a_client_that_reads_slowly_gets_every_event_once(self):
         body = dict(prompt="user", max_tokens=4000, seed=3, logit_bias=ENDLESS)
-        slow, back = self.reader(body), b""
+        slow, back = slow_reader(self.server, body), b""
         while not back.endswith(b"\r\n0\r\n\r\n"):
             part = slow.recv(32768)
             self.assertTrue(part, back[-100:])
