@@ -37,7 +37,8 @@ SHARD = 2  # tests per run
 # Reports of racecheck that are no races, by executable and by the two places. racecheck credits an arrival at an mbarrier to the arriving lane, not
 # to the lanes that __syncwarp() ordered before (docs/lab/attention.md), misses block barriers that warps reach from different branches, and misses
 # the order between a warp that arrives at a named barrier by bar.arrive and the warps that wait there (docs/lab/gpt-oss-decode.md). A report names
-# one access and each access that it may race with; it is explained where each of these pairs is.
+# a first access and one or several second accesses. The report counts as explained if the list has the pair of the first access with every one of
+# the second accesses.
 HAZARD = re.compile(r"Race reported between ((?:Read|Write) access at .*)((?:\n=+ +and (?:Read|Write) access at .*)+)")
 PARTNER = re.compile(r"and ((?:Read|Write) access at .*?)(?: \[\d+ hazards?\])?$", re.M)
 EXPLAINED = [(executable, [re.compile(place) for place in pair]) for executable, *pair in (
@@ -54,7 +55,7 @@ EXPLAINED = [(executable, [re.compile(place) for place in pair]) for executable,
     # Only without the copy engine (TokenVariant::warp_rings, the last field), where the multiplying warps state by bar.arrive that the sums are there.
     ("test_models_decode", r"Write access at .*decode::write_normed_vector<.*, \(bool\)1\}.* in activation_vectors\.cuh",
      r"Read access at .*decode::residual_rstd<.*, \(bool\)1\}.* in activation_vectors\.cuh"))]
-RUNNING = set()  # processes of compute-sanitizer, which lead groups with the tests that they run
+RUNNING = set()  # the running processes of compute-sanitizer; each is the leader of a process group that also has the test under it
 SUMMARY = re.compile(r"ERROR SUMMARY: (\d+) errors?|RACECHECK SUMMARY: \d+ hazards? displayed \((\d+) errors?, (\d+) warnings?\)")
 
 

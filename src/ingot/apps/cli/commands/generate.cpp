@@ -90,7 +90,8 @@ void write_trace(const GenerateCommand& o, Decoder& decoder) {
   if (!o.trace.empty()) write_file(o.trace, decoder.trace(kOnly));
 }
 
-// The ids that end a continuation: those of --stop-id, and those that end the model's documents.
+// The ids of tokens that end a continuation: those of --stop-id and, without --past-end, the ids that end the model's
+// documents.
 std::vector<int32_t> stop_ids_of(const GenerateCommand& o, const OpenedModel& model) {
   std::vector<int32_t> ids = parse_stop_ids(o.stop_ids, model.decoder->vocab());
   if (!o.past_end) ids.insert(ids.end(), model.end_ids.begin(), model.end_ids.end());
