@@ -401,7 +401,7 @@ class Runs(InDirectory):
         tiny = [word for word in TINY if word != "--batch-tokens"]
         tiny[tiny.index("128"):tiny.index("128") + 1] = ["--set", "train.batch_tokens=128"]
         demo = ["demo", *tiny, "--data", self.text, "--out", self.directory / "demo", "--seconds"]
-        first = subprocess.Popen([BINARY, *map(str, demo), "60"], stderr=subprocess.PIPE, text=True)
+        first = start(*demo, 60)
         log = self.directory / "demo/run/log.jsonl"
         deadline = time.monotonic() + 60
         while time.monotonic() < deadline and not log.exists():

@@ -1,4 +1,6 @@
 """The program under test, named by the first argument, for tests that run the program as a user does."""
+import atexit
+import faulthandler
 import os
 import pathlib
 import signal
@@ -17,6 +19,12 @@ TEXT = "".join(f"The {i}th line says that {i * i % 97} times {i % 13} is äöü 
 # Options of a very short run.
 TINY = ["--preset", "nano", "--set", "model.dim=16", "--set", "model.heads=2", "--set", "model.kv_heads=2", "--set", "model.head_dim=8",
         "--set", "model.mlp_hidden=32", "--set", "model.layers=2", "--set", "model.context=32", "--batch-tokens", "128", "--threads", "1"]
+# A file of tests that waits forever prints where each of its threads stands, shortly before `./run test` ends the file.
+faulthandler.dump_traceback_later(1100)
+# Where these tests run as a background job, SIGINT is ignored, and the processes that they start would ignore it, too. A handler of Python's is not
+# inherited, so that those processes begin with the system's default.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def ingot(*arguments, stdin=b"", env=None, cwd=None):
@@ -28,9 +36,11 @@ def ingot(*arguments, stdin=b"", env=None, cwd=None):
 
 
 def start(*arguments, **more):
-    """A process that receives signals, also where these tests run as a background job."""
-    default = lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)
-    return subprocess.Popen([BINARY, *map(str, arguments)], stderr=subprocess.PIPE, preexec_fn=default, **more)
+    """A process of the program, whose `stderr` is a pipe unless the caller gives another file. Where a test fails before it ends the process, the end of the tests does: ctest waits
+    for all processes that hold its output."""
+    process = subprocess.Popen([BINARY, *map(str, arguments)], **{"stderr": subprocess.PIPE} | more)
+    atexit.register(process.kill)  # does nothing to a process that has ended
+    return process
 
 
 def train_small(data, out, steps):

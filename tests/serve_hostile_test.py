@@ -23,7 +23,7 @@ import unittest
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
 import cli_gpt_oss_test
 import serve_test
-from program import ADDRESS_SANITIZED, BINARY, SANITIZED
+from program import ADDRESS_SANITIZED, BINARY, SANITIZED, start
 from serve_test import ENDLESS, Server, WithServer
 
 SOURCE = pathlib.Path(__file__).parent.parent
@@ -578,7 +578,7 @@ class Ending(unittest.TestCase):
         idle.sendall(GET + b"\r\n")
         self.assertIn(b" 200 ", idle.recv(1000))
         said = []
-        reader = threading.Thread(target=lambda: said.extend(iter(lambda: s.recv(1 << 16), b"")))
+        reader = threading.Thread(target=lambda: said.extend(iter(lambda: s.recv(1 << 16), b"")), daemon=True)
         reader.start()
         server.process.terminate()
         deadline = time.monotonic() + 10
@@ -602,7 +602,7 @@ class Ending(unittest.TestCase):
         with socket.create_server(("127.0.0.1", 0)) as free:
             port = free.getsockname()[1]
         with open("/dev/full", "w") as full:
-            process = subprocess.Popen([BINARY, "serve", "--model", serve_test.MODEL.model, "--port", str(port), "--date", "none"], stderr=full)
+            process = start("serve", "--model", serve_test.MODEL.model, "--port", port, "--date", "none", stderr=full)
         deadline = time.monotonic() + 30
         while True:
             try:

@@ -93,7 +93,7 @@ class Server:
             self.log += line
             found = re.search(rf"serving {re.escape(name)} at http://[^ ]*:(\d+) ", line)
             self.port = int(found[1]) if found else None
-        self.rest = threading.Thread(target=self.read_rest)
+        self.rest = threading.Thread(target=self.read_rest, daemon=True)  # Python's end waits for every other thread, also where a test failed
         self.rest.start()
 
     def read_rest(self):
