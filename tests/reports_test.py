@@ -667,6 +667,29 @@ http.server.HTTPServer(("127.0.0.1", int(sys.argv[sys.argv.index("--port") + 1])
                 if "No report yet" not in marked[0]:
                     self.assertRegex(marked[0], r"\b20\d\d-\d\d-\d\d\b", f"{page}: {marked[2]}")
 
+    def test_figures_in_sentences_are_those_of_the_reports(self):
+        pages = {page: (ROOT / page).read_text(encoding="utf-8") for page in report_tables.SENTENCES}
+        for page, text in pages.items():
+            self.assertIn(page, report_tables.PAGES)
+            self.assertEqual(report_tables.with_figures(page, text), text)
+            for sentence, values in report_tables.SENTENCES[page]:
+                self.assertEqual(len(values()), sentence.count("{}"), sentence)
+        with unittest.mock.patch.object(report_tables, "SENTENCES", {"a.md": [("takes {} µs of {} GB.", lambda: ["1,234.5", "2"])]}):
+            self.assertEqual(report_tables.with_figures("a.md", "It takes 9.75 µs of 1 GB. It takes 3 s.\n"), "It takes 1,234.5 µs of 2 GB. It takes 3 s.\n")
+            for text in ("It takes µs of 1 GB.", "It takes 1 µs of 1 GB. It takes 2 µs of 1 GB."):
+                with self.assertRaisesRegex(ValueError, "a.md: found [02] places"):
+                    report_tables.with_figures("a.md", text)
+
+    def test_a_table_names_the_versions_of_its_peers(self):
+        def said(**change):
+            return report_tables.measured_on({**GOOD, "torch": "2.11.0+cu130", **change}).split(", CUDA 13.0, ")[1]
+        self.assertEqual(said(), "PyTorch 2.11.0, sources " + "0" * 16)
+        peers = {**GOOD["results"][0], "peers": {"liger": 1.0, "torch_eager": 2.0}}
+        self.assertEqual(said(results=[peers], versions={"liger-kernel": "0.8.5", "transformers": "5"}), "PyTorch 2.11.0, liger-kernel 0.8.5, sources " + "0" * 16)
+        self.assertEqual(said(results=[peers], versions={"liger-kernel": "0.8.5", "transformers": "5"}, suite="models"),
+                         "PyTorch 2.11.0, liger-kernel 0.8.5, transformers 5, sources " + "0" * 16)
+        self.assertEqual(said(results=[{**peers, "peers": {"llama.cpp": 1.0, "phased": 2.0}}]), "sources " + "0" * 16)
+
     def test_tables_use_the_words_of_the_glossary_for_rows_of_older_reports(self):
         self.assertEqual(report_tables.row_name({"name": "golf, 11 applications, drawn"}), "golf, 11 layer calls, sampled")
         self.assertEqual(report_tables.row_name({"name": "answers of 100", "note": ": first token 17.0 ms, all 0.17 s"}),
@@ -818,6 +841,10 @@ http.server.HTTPServer(("127.0.0.1", int(sys.argv[sys.argv.index("--port") + 1])
             with unittest.mock.patch.dict(os.environ), contextlib.redirect_stdout(io.StringIO()):
                 parser.parse_args(["--wheels", folder])
                 broken, missing = (gpu_common.import_peer(name)[1] for name in ("a_broken_peer_of_tests", "a_peer_that_is_nowhere"))
+            with zipfile.ZipFile(pathlib.Path(folder, "liger_kernel-7-py3-none-any.whl"), "w") as wheel:
+                wheel.writestr("liger_kernel-7.dist-info/METADATA", "Metadata-Version: 2.1\nName: liger_kernel\nVersion: 7\n")
+            with unittest.mock.patch.object(gpu_common, "package_places", [wheel.filename]), unittest.mock.patch.object(sys, "path", []):
+                self.assertEqual(gpu_common.versions_of_packages(), {"liger-kernel": "7"})
             absent = {}
             gpu_common.add_peers({}, absent, {"broken": (broken, None), "missing": (missing, None)})
             self.assertEqual(absent, {"broken": "TypeError: of another version", "missing": "not installed, and not given by path"})

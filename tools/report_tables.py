@@ -1,9 +1,9 @@
 """Writes the tables between `<!-- table:SUITE -->` and `<!-- /table -->` of a page from bench/results/<gpu>/SUITE.json, and
 those of CPU_TABLES from bench/cpu/<cpu>/SUITE.json. README has tables of its own: `headline`, its first numbers, from both, and `gpu_summary`
-and `cpu_summary`, a few rows of the full tables in docs/benchmarks.md.
+and `cpu_summary`, a few rows of the full tables in docs/benchmarks.md. The figures of SENTENCES come from the reports of SUMMARY_GPU, too.
 
     python3 tools/report_tables.py [--check] [PAGE ...]     --check changes nothing and fails where a table is not current;
-                                                            without pages: README.md, every docs/*.md and docs/mlp.svg (tools/mlp_picture.py)
+                                                            without pages: README.md, CHANGELOG.md, every docs/*.md and docs/mlp.svg (tools/mlp_picture.py)
 """
 import json
 import pathlib
@@ -48,11 +48,26 @@ def percent(share):
     return f"{share:.0f} %" if share >= 1 else f"{share:.1f} %"
 
 
+# The package of which a peer is, where this is not PyTorch, and packages behind all rows of a suite.
+PACKAGES = {"liger": "liger-kernel", "quack": "quack-kernels", "flash_attn_3": "flash-attn-3", "flash_attn_4": "flash-attn-4", "cudnn": "nvidia-cudnn-cu13"}
+OF_SUITES = {"models": "transformers", "families": "transformers"}
+NOT_OF_PYTORCH = {*PACKAGES, "origin", "tiny_cuda_nn", "llama.cpp", "one GPU", "formed_again", "cpu", "cpu_one_thread", "steps"}
+
+
+def versions_of_peers(report):
+    """The versions of PyTorch and of the packages of the peers, as the report knows them. Reports before 2026-12 know PyTorch's alone."""
+    peers, known = {peer for r in report["results"] for peer in r.get("peers", {})} - NO_RIVALS, report.get("versions", {})
+    found = [f"PyTorch {report['torch'].split('+')[0]}"] if "torch" in report and peers - NOT_OF_PYTORCH | peers & {"cudnn"} else []
+    packages = sorted({PACKAGES[peer] for peer in peers & PACKAGES.keys()} | {OF_SUITES.get(report["suite"])} & known.keys())
+    return found + [f"{package} {known[package]}" for package in packages if package in known]
+
+
 def measured_on(report):
-    """Days, GPU and sources of a report: `tree` is the hash of the suite's sources (tools/reports.py)."""
+    """Days, GPU, versions of the peers and sources of a report: `tree` is the hash of the suite's sources (tools/reports.py)."""
     same, days = report.get("same_kernels"), reports.days_of(report)
     later = f" (kernels of the same machine code: {same['tree']})" if same and same["tree"] != report["tree"] else ""
-    return f"Measured on {' and '.join(days)} on {report['gpu']}, driver {report['driver']}, CUDA {report['cuda']}, sources {report['tree']}{later}"
+    return (f"Measured on {' and '.join(days)} on {report['gpu']}, driver {report['driver']}, "
+            + "".join(f"{part}, " for part in [f"CUDA {report['cuda']}", *versions_of_peers(report)]) + f"sources {report['tree']}{later}")
 
 
 def table(report):
@@ -425,6 +440,96 @@ CPU_TABLES = {"train_step": train_step_table, "tinyshakespeare": held_out_table,
               "write_files": write_files_table, "accuracy": accuracy_table}
 
 
+# --- figures in sentences ---
+def of_gpu(suite, name, shape=None, dtype=None):
+    """The row of SUMMARY_GPU's report, by the glossary's words."""
+    (report,) = [r for _, r in reports.all_reports() if r["suite"] == suite and SUMMARY_GPU in r["gpu"]]
+    (row,) = [r for r in report["results"] if (row_name(r).startswith(name) if name.endswith(", ") else in_our_words(r["name"]) == name)
+              and shape in (None, r["shape"]) and dtype in (None, r["dtype"])]
+    return row
+
+
+def times(suite, name, peer, *key):
+    """How many times as long a peer takes as Ingot in a row."""
+    row = of_gpu(suite, name, *key)
+    return row["peers"][peer] / row["ours_us"]
+
+
+def figures(pattern, *values):
+    return [format(value, pattern) for value in values]
+
+
+def between(pattern, values):
+    return figures(pattern, min(values), max(values))
+
+
+_LOSS = "linear + softcap + cross entropy, with gradients"
+_FILTERS = "top-k 40, top-p 0.9, min-p 0.05"
+_120B = "gpt-oss-120b, bf16 dense"
+
+
+def losses_beside_liger():
+    (report,) = [r for _, r in reports.all_reports() if r["suite"] == "cross_entropy" and SUMMARY_GPU in r["gpu"]]
+    rows = [r for r in report["results"] if "liger" in r["peers"]]
+    capped = [r for r in rows if r["name"].startswith(_LOSS)]
+    (plain,) = [r for r in rows if r not in capped]
+    return [*between(".1f", [r["peers"]["liger"] / r["ours_us"] for r in capped]), *figures(".1f", plain["peers"]["liger"] / plain["ours_us"]),
+            *(gb for who in ("liger", "ours") for gb in between(".2f", [r["memory_bytes"][who] / 1e9 for r in rows]))]
+
+
+def several_gpus_train():
+    (report,) = [r for _, r in reports.all_reports() if r["suite"] == "train_gpus" and SUMMARY_GPU in r["gpu"]]
+    gains = {n: [r["peers"]["one GPU"] / r["ours_us"] for r in report["results"] if f", {n} GPUs, " in r["name"]] for n in (2, 4)}
+    four = {f"{gain:.1f}" for gain in gains[4]}
+    return [*between(".2f", gains[2]), *(four if len(four) == 1 else [" to ".join(between(".1f", gains[4]))])]
+
+
+# {page: [(sentence, a function that gives a figure for each {} in it)]}. A figure has digits, points and commas.
+SENTENCES = {
+    "CHANGELOG.md": [
+        ("top-k, top-p and min-p together {} µs for one row of 201,088 logits and {} for 16 rows on an H200, from 59 and 117. The greedy choice for 64 rows takes {} µs, from 42.",
+         lambda: figures(".0f", of_gpu("sampling", _FILTERS, [1, 201088])["ours_us"], of_gpu("sampling", _FILTERS, [16, 201088])["ours_us"],
+                         of_gpu("sampling", "greedy", [64, 201088])["ours_us"])),
+        ("the kernels of a step of 2, 4 and 8 answers of 120B take {}, {} and {} ms on an H200, in place of 3.03, 3.90 and 5.56 ms.",
+         lambda: figures(".2f", *(of_gpu("decode", f"{_120B}, {n} sequences per pass, ", [n, 1024])["ours_us"] / 1e3 for n in (2, 4, 8)))),
+        ("drafts of three accepted tokens {} ms a token of 120B, from 0.99.", lambda: figures(".2f", of_gpu("draft", f"{_120B}, drafts of 3, all accepted")["ours_us"] / 1e3)),
+        ("forward {} µs for 64 x 4,096 x 4,096 in bf16 on an H200, from 26.8.", lambda: figures(".1f", of_gpu("swiglu", "SwiGLU forward", [64, 4096, 4096])["ours_us"])),
+    ],
+    "docs/benchmark-method.md": [
+        ("with a softcap Liger takes {} to {} times as long as Ingot, without one {} times. Liger needs {} to {} GB, Ingot {} to {} GB.", losses_beside_liger),
+        ("where the table's run has {}; the backward pass took 1.35 times the time of Ingot's seven products, and the table's run has {} times that of five.",
+         lambda: figures(".2f", times("attention", "Attention of 128-wide heads, 16/16", "torch_compile", [2, 8192]),
+                         times("attention", "Attention of 128-wide heads, 16/16, backward", "torch_compile", [2, 8192]))),
+    ],
+    "docs/gpt-oss.md": [
+        ("On an H200 the prefilter saves {} ms of a token",
+         lambda: figures(".2f", (of_gpu("decode", _120B, [1024])["ours_us"] - of_gpu("decode", _120B + PREFILTERED, [1024])["ours_us"]) / 1e3)),
+    ],
+    "docs/gpt-oss-internals.md": [
+        ("Two GPUs take {} of one GPU's time for a token",
+         lambda: figures(".2f", 1 / times("decode_gpus", f"{_120B}, 2 GPUs, tensor{PREFILTERED}", "one GPU"))),
+    ],
+    "docs/mlp.md": [
+        ("take {} of torch.compile's time forward and {} forward and backward. At 512 wide, where products dominate, Ingot is {} and {} times as fast.",
+         lambda: figures(".2f", *(1 / times("mlp", f"MLP, 3 layers, forward{more}", "torch_compile", [65536, 128], "f16") for more in ("", " + backward")),
+                         *(times("mlp", f"MLP, 3 layers, forward{more}", "torch_compile", [65536, 512], "f16") for more in ("", " + backward")))),
+    ],
+    "docs/runs.md": [
+        ("Two H200s make a step of `golf` {} to {} times as fast as one, and four H200s {} times", several_gpus_train),
+    ],
+}
+
+
+def with_figures(page, text):
+    """The page with the figures of SENTENCES; a sentence that does not stand exactly once in the page is an error."""
+    for sentence, values in SENTENCES.get(page, []):
+        pattern = re.compile(r"[\d.,]*\d".join(map(re.escape, sentence.split("{}"))))
+        if len(pattern.findall(text)) != 1:
+            raise ValueError(f"{page}: found {len(pattern.findall(text))} places of \"{sentence}\", expected 1 (SENTENCES of tools/report_tables.py)")
+        text = pattern.sub(lambda _: sentence.format(*values()), text)
+    return text
+
+
 def filled(text):
     by_suite = {}
     for _, report in reports.all_reports():
@@ -459,7 +564,7 @@ def filled(text):
 
 
 PICTURE = mlp_picture.PICTURE.relative_to(reports.ROOT).as_posix()
-PAGES = ["README.md", *sorted(p.relative_to(reports.ROOT).as_posix() for p in (reports.ROOT / "docs").glob("*.md")), PICTURE]
+PAGES = ["README.md", "CHANGELOG.md", *sorted(p.relative_to(reports.ROOT).as_posix() for p in (reports.ROOT / "docs").glob("*.md")), PICTURE]
 
 
 def main():
@@ -468,7 +573,7 @@ def main():
     old = []
     for page in map(pathlib.Path, pages):
         text = page.read_text(encoding="utf-8")
-        new = mlp_picture.drawn() or text if page.as_posix() == PICTURE else filled(text)
+        new = mlp_picture.drawn() or text if page.as_posix() == PICTURE else with_figures(page.as_posix(), filled(text))
         if new != text and check:
             old.append(str(page))
         elif new != text:

@@ -6,6 +6,7 @@ import ctypes
 import fcntl
 import functools
 import importlib
+import importlib.metadata
 import json
 import math
 import os
@@ -84,6 +85,21 @@ def backward_of(function, inputs, upstream, calls):
         leaves = [t for t in inputs[k] if t.requires_grad]
         return torch.autograd.grad(outputs[k], leaves, upstream[k], retain_graph=True)
     return captured(call, calls, on=side)
+
+
+# Packages of peers whose versions a report states; the places beside sys.path where their distributions lie.
+PACKAGES = ("liger-kernel", "quack-kernels", "flash-attn-3", "flash-attn-4", "transformers", "triton", "nvidia-cudnn-cu13")
+package_places = []
+
+
+def versions_of_packages():
+    """{package: version} of the installed packages of PACKAGES and of those in wheels that were given by path."""
+    found = {}
+    for distribution in importlib.metadata.distributions(path=[*sys.path, *package_places]):
+        name = (distribution.metadata["Name"] or "").lower().replace("_", "-")
+        if name in PACKAGES:
+            found.setdefault(name, distribution.version)
+    return found
 
 
 def import_liger(wheel):
@@ -341,9 +357,9 @@ def begin(suite, options, cases, name, **more):
 
 
 def describe(report, ceiling, before=None, **more):
-    """Sets what a report says besides its rows: the versions, the ceilings, the GPU's state before (now, if not given) and after, and `more`."""
+    """Sets what a report says besides its rows: the versions (of PyTorch, and of the peers' packages), the ceilings, the GPU's state before (now, if not given) and after, and `more`."""
     before = before or gpu_state()
-    report.entries = lambda: {"driver": gpu_state("driver_version"), "cuda": torch.version.cuda, "torch": torch.__version__,
+    report.entries = lambda: {"driver": gpu_state("driver_version"), "cuda": torch.version.cuda, "torch": torch.__version__, "versions": versions_of_packages(),
                               "command": os.environ.get("INGOT_COMMAND", f"python3 bench/peers/gpu_{report.suite}.py"), "ceilings": ceiling, **more,
                               "clocks": {"fields": "SM MHz, memory MHz, W, C", "before": before, "after": gpu_state()}}
 

@@ -21,7 +21,7 @@ import time
 
 import torch
 
-from gpu_common import LATE, SHARE, Child, Native, begin, ceilings, import_liger, measure_each, median, print_end, share
+from gpu_common import LATE, SHARE, Child, Native, begin, ceilings, import_liger, measure_each, median, package_places, print_end, share
 
 SHAPES = {
     "Llama-3.2-1B": ("Llama", dict(vocab_size=128256, hidden_size=2048, intermediate_size=8192, num_hidden_layers=16, num_attention_heads=32, num_key_value_heads=8,
@@ -196,6 +196,7 @@ def main():
         for model in options.models:
             print("\n".join(map(said, measure(model, options, {"bf16_TFLOPs": 1.0}, None))), flush=True)
         return
+    package_places.extend([options.liger] if options.liger else [])  # Liger is imported by the processes of its variant alone
     report = begin("models", options, list(SHAPES), str)
     options.models = [report.cases[name] for name in (report.cases if SHARE else report.missing)]
     if SHARE:
