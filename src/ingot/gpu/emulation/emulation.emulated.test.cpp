@@ -7,6 +7,7 @@
 #include <numeric>
 #include <vector>
 
+#include "ingot/gpu/emulation/order.h"
 #include "ingot/gpu/emulation/sanitizers.h"
 #include "ingot/gpu/launch.h"
 #include "ingot/gpu/ptx/cluster.cuh"
@@ -55,6 +56,77 @@ TEST(Emulation, OrderFollowsTheSeed) {
   };
   EXPECT_EQ(order(5), order(5));
   EXPECT_NE(order(5), order(6));
+}
+
+// Sets the order of the launches of its scope.
+struct InOrder {
+  explicit InOrder(const char* name) { emulation::order() = emulation::order_named(name); }
+  ~InOrder() { emulation::order() = before; }
+  emulation::Order before = emulation::order();
+};
+
+// Warp 1 overwrites a number after a thousand steps of its own, without a barrier behind warp 0's read, which follows
+// ten steps. All warps advance alike, so no drawn order shows the missing barrier.
+uint32_t read_without_a_barrier() {
+  uint32_t read = 0;
+  run({.grid = 1, .block = 96}, [&] {
+    auto& number = tile::shared<uint32_t>();
+    if (threadIdx.x == 64) number = 1;
+    __syncthreads();
+    for (int i = 0; i < (threadIdx.x / 32 == 1 ? 1000 : 10); ++i) __syncwarp();
+    if (threadIdx.x == 0) read = number;
+    if (threadIdx.x == 32) number = 2;
+  });
+  return read;
+}
+
+TEST(Emulation, AnOrderWithALateOrAnEarlyWarpShowsAMissingBarrier) {
+  {
+    const auto drawn = emulation::order();
+    emulation::order() = {};
+    for (uint64_t seed = 1; seed <= 50; ++seed) {
+      emulation::settings().seed = seed;
+      EXPECT_EQ(read_without_a_barrier(), 1u) << seed;
+    }
+    emulation::settings().seed = 1;
+    emulation::order() = drawn;
+  }
+  for (const char* name : {"late-warp:0", "early-warp:1"}) {
+    const InOrder order(name);
+    EXPECT_EQ(read_without_a_barrier(), 2u) << name;
+  }
+  for (const char* name : {"late-warp:1", "early-warp:0", "late-warp:2", "early-warp:2"}) {
+    const InOrder order(name);
+    EXPECT_EQ(read_without_a_barrier(), 1u) << name;
+  }
+}
+
+// Each block in turn waits for a flag, so a late block, or an early one that polls before the flag is set, lets the
+// other blocks run.
+TEST(Emulation, InEveryOrderThreadsThatWaitForOneAnotherEnd) {
+  for (const char* name :
+       {"late-warp", "early-warp", "late-block", "early-block", "late-warp:1", "early-warp:5", "late-block:2"}) {
+    const InOrder order(name);
+    for (const bool cooperative : {false, true}) {
+      uint32_t turn = 0;
+      run({.grid = 4, .block = 64, .cooperative = cooperative}, [&] {
+        __syncthreads();
+        if (cooperative && threadIdx.x == 33)
+          while (__atomic_load_n(&turn, __ATOMIC_RELAXED) != blockIdx.x) emulation::yield();
+        __syncthreads();
+        if (threadIdx.x == 5) __atomic_fetch_add(&turn, 1, __ATOMIC_RELAXED);
+      });
+      EXPECT_EQ(turn, 4u) << name;
+    }
+  }
+}
+
+TEST(Emulation, RefusesUnknownOrdersByName) {
+  using emulation::Order;
+  EXPECT_EQ(emulation::order_named("late-warp"), (Order{Order::Kind::late_warp, {}}));
+  EXPECT_EQ(emulation::order_named("early-block:12"), (Order{Order::Kind::early_block, 12u}));
+  for (const char* name : {"late", "late-warp:", "late-warp:x", "late-warp:1x", ":1", "late-warp:-1"})
+    EXPECT_THROW((void)emulation::order_named(name), Error) << name;
 }
 
 TEST(Emulation, BlocksHaveFreshSharedMemoryAndMeetAtBarriers) {

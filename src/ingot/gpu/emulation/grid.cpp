@@ -4,7 +4,9 @@
 
 #include <algorithm>
 #include <bit>
+#include <charconv>
 #include <chrono>
+#include <cstdlib>
 #include <cstring>
 #include <deque>
 #include <map>
@@ -16,6 +18,7 @@
 #include "ingot/core/check.h"
 #include "ingot/core/rng.h"
 #include "ingot/gpu/emulation/context.h"
+#include "ingot/gpu/emulation/order.h"
 #include "ingot/gpu/emulation/sanitizers.h"
 #include "ingot/gpu/limits.h"
 
@@ -26,6 +29,10 @@ constexpr size_t kStackBytes = 256 << 10, kPageBytes = 4096;
 constexpr int64_t kMaxSharedBytes = 227 << 10;  // of a block on any GPU
 constexpr uint64_t kSwitchNs = 100;             // virtual time of a switch
 constexpr uint64_t kMaxIdleSwitches = 20'000'000;
+// Where an order holds fibers back (order.h): after kPatience polls for each fiber the other fibers may be waiting for
+// the fibers held back, which then get kTurnsOfEach switches for each.
+constexpr uint64_t kPatience = 4;
+constexpr uint32_t kTurnsOfEach = 2;
 // A 32-bit address: the block of the cluster (kOwnBlock: this one), the variable, the byte. Clusters have up to 16
 // blocks.
 constexpr uint32_t kMaxVariables = 256, kOffsetBits = 18, kRankBit = 26, kOwnBlock = 63;
@@ -108,6 +115,7 @@ struct Fiber {
   Place place;
   Block* block = nullptr;
   State state = State::ready;
+  bool held_back = false;      // runs only where no other fiber can (order.h)
   Where where;                 // place of the last wait
   const char* what = "";       // name of the awaited event
   uint64_t cluster_phase = 0;  // at its last arrival
@@ -171,7 +179,9 @@ struct Grid {
   std::vector<std::unique_ptr<Block>> blocks;  // blocks that have started and not ended
   std::vector<std::unique_ptr<Cluster>> clusters;
   std::vector<std::unique_ptr<Fiber>> fibers;
-  std::vector<Fiber*> ready;
+  std::vector<Fiber*> ready, ready_held_back;
+  uint32_t turns = 0;  // that the fibers held back have left
+  uint64_t polls = 0;  // since these fibers' last turns
   size_t running = 0;  // fibers not done
   std::exception_ptr failure;
   Context main;
@@ -205,18 +215,30 @@ void change_to(Fiber* next) {
   left.enter();
 }
 
+// The fibers of which the next one is taken.
+std::vector<Fiber*>& ready_next() {
+  if (grid->ready_held_back.empty()) return grid->ready;
+  if (grid->ready.empty()) return grid->ready_held_back;
+  if (grid->turns == 0 && grid->polls > kPatience * grid->running)
+    grid->turns = kTurnsOfEach * uint32_t(grid->ready_held_back.size()), grid->polls = 0;
+  if (grid->turns == 0) return grid->ready;
+  --grid->turns;
+  return grid->ready_held_back;
+}
 Fiber* take_ready() {
-  if (grid->ready.empty()) return nullptr;
-  std::swap(grid->ready[draw(grid->ready.size())], grid->ready.back());
-  Fiber* const next = grid->ready.back();
-  grid->ready.pop_back();
+  std::vector<Fiber*>& ready = ready_next();
+  if (ready.empty()) return nullptr;
+  std::swap(ready[draw(ready.size())], ready.back());
+  Fiber* const next = ready.back();
+  ready.pop_back();
   return next;
 }
+void add_ready(Fiber& f) { (f.held_back ? grid->ready_held_back : grid->ready).push_back(&f); }
 
 void make_ready(std::vector<Fiber*>& waiting) {
   for (Fiber* f : waiting) {
     f->state = State::ready;
-    grid->ready.push_back(f);
+    add_ready(*f);
   }
   waiting.clear();
   grid->idle = 0;
@@ -268,8 +290,20 @@ void prepare(Fiber& f) {
   f.state = State::ready;
 }
 
-// Starts the threads of a cluster.
-void start_cluster(int64_t first_block) {
+// The number, below `count`, of the warp or block that the order chooses; drawn where the order has no number.
+uint32_t chosen_of(uint32_t count) {
+  const std::optional<uint32_t>& which = order().which;
+  return which ? *which % count : uint32_t(draw(count));
+}
+bool chooses_a_block() { return order().kind == Order::Kind::late_block || order().kind == Order::Kind::early_block; }
+bool holds_back(bool chosen) {
+  const Order::Kind kind = order().kind;
+  if (kind == Order::Kind::drawn) return false;
+  return chosen == (kind == Order::Kind::late_warp || kind == Order::Kind::late_block);
+}
+
+// Starts the threads of a cluster. `late_or_early` is the number of the block that the order chooses.
+void start_cluster(int64_t first_block, uint32_t late_or_early) {
   const Shape& s = grid->shape;
   Cluster& cluster = *grid->clusters.emplace_back(std::make_unique<Cluster>());
   cluster.threads = uint32_t(s.cluster * s.block);
@@ -281,6 +315,7 @@ void start_cluster(int64_t first_block) {
     b.cluster = &cluster;
     b.warps.resize(size_t((s.block + 31) / 32));
     cluster.blocks.push_back(&b);
+    const uint32_t warp = order().kind == Order::Kind::drawn ? 0 : chosen_of(uint32_t(b.warps.size()));
     for (uint32_t t = 0; t < b.threads; ++t) {
       if (grid->running == grid->fibers.size()) grid->fibers.push_back(std::make_unique<Fiber>());
       Fiber& f = *grid->fibers[grid->running++];
@@ -290,7 +325,8 @@ void start_cluster(int64_t first_block) {
                  .block_dim = {b.threads, 1, 1},
                  .grid_dim = {uint32_t(s.grid), 1, 1}};
       prepare(f);
-      grid->ready.push_back(&f);
+      f.held_back = holds_back(chooses_a_block() ? grid->blocks.size() - 1 == late_or_early : t / 32 == warp);
+      add_ready(f);
     }
   }
 }
@@ -310,14 +346,19 @@ void start_cluster(int64_t first_block) {
        " have ended; expected all of a block (of a cluster) at each barrier");
 }
 
-// Runs the clusters [first, end) of `order` together, to their end.
-void run_together(const std::vector<int64_t>& order, size_t first, size_t end) {
+// Runs the clusters [first, end) of `clusters` together, to their end.
+void run_together(const std::vector<int64_t>& clusters, size_t first, size_t end) {
   grid->blocks.clear();
   grid->clusters.clear();
   grid->ready.clear();
+  grid->ready_held_back.clear();
+  grid->turns = 0;
+  grid->polls = 0;
   grid->running = 0;
   for (auto& f : grid->fibers) f->block = nullptr;
-  for (size_t i = first; i < end; ++i) start_cluster(order[i] * grid->shape.cluster);
+  const uint32_t late_or_early =
+      chooses_a_block() ? chosen_of(uint32_t(end - first) * uint32_t(grid->shape.cluster)) : 0;
+  for (size_t i = first; i < end; ++i) start_cluster(clusters[i] * grid->shape.cluster, late_or_early);
   tsan_release(&grid->start);
   change_to(take_ready());
   tsan_acquire(&grid->end);
@@ -360,6 +401,31 @@ Settings& settings() {
   return s;
 }
 
+Order order_named(std::string_view name) {
+  constexpr std::pair<std::string_view, Order::Kind> kKinds[] = {{"late-warp", Order::Kind::late_warp},
+                                                                 {"early-warp", Order::Kind::early_warp},
+                                                                 {"late-block", Order::Kind::late_block},
+                                                                 {"early-block", Order::Kind::early_block}};
+  const size_t colon = std::min(name.find(':'), name.size());
+  const auto kind = std::find_if(std::begin(kKinds), std::end(kKinds),
+                                 [&](const auto& k) { return k.first == name.substr(0, colon); });
+  const std::string_view number = name.substr(std::min(colon + 1, name.size()));
+  uint32_t which = 0;
+  const auto [end, error] = std::from_chars(number.data(), number.data() + number.size(), which);
+  const bool whole = error == std::errc() && end == number.data() + number.size();
+  if (kind == std::end(kKinds) || (colon < name.size() && !whole))
+    fail(ErrorCode::usage, "INGOT_EMULATOR_ORDER: found '", name,
+         "', expected late-warp, early-warp, late-block or early-block, with or without a number as in late-warp:3");
+  return {kind->second, colon < name.size() ? std::optional(which) : std::nullopt};
+}
+Order& order() {
+  thread_local Order o = [] {
+    const char* const name = std::getenv("INGOT_EMULATOR_ORDER");
+    return name == nullptr || *name == 0 ? Order{} : order_named(name);
+  }();
+  return o;
+}
+
 void run(const char* name, const Shape& shape, const std::function<void()>& thread) {
   check_shape(name, shape);
   const Silence silence;
@@ -377,11 +443,12 @@ void run(const char* name, const Shape& shape, const std::function<void()>& thre
       self = nullptr;
     }
   } restore;
-  std::vector<int64_t> order(size_t(shape.grid / shape.cluster));
-  for (size_t i = 0; i < order.size(); ++i) order[i] = int64_t(i);
-  for (size_t i = order.size(); i > 1; --i) std::swap(order[i - 1], order[draw(i)]);
-  const size_t at_once = shape.cooperative ? order.size() : 1;
-  for (size_t i = 0; i < order.size(); i += at_once) run_together(order, i, std::min(i + at_once, order.size()));
+  std::vector<int64_t> clusters(size_t(shape.grid / shape.cluster));
+  for (size_t i = 0; i < clusters.size(); ++i) clusters[i] = int64_t(i);
+  for (size_t i = clusters.size(); i > 1; --i) std::swap(clusters[i - 1], clusters[draw(i)]);
+  const size_t at_once = shape.cooperative ? clusters.size() : 1;
+  for (size_t i = 0; i < clusters.size(); i += at_once)
+    run_together(clusters, i, std::min(i + at_once, clusters.size()));
 }
 
 namespace {
@@ -408,7 +475,8 @@ void yield() {
   const Silence silence;
   if (++grid->idle > kMaxIdleSwitches)
     complain("found ", kMaxIdleSwitches, " polls during which no thread got on, expected a wait to end");
-  grid->ready.push_back(self);
+  ++grid->polls;
+  add_ready(*self);
   tsan_release(&grid->end);  // where another thread fails
   change_to(take_ready());
 }
