@@ -205,6 +205,30 @@ class Presets(unittest.TestCase):
         self.assertEqual(named, {preset["name"] for preset in presets["workflowPresets"]})
 
 
+# Variables by which Ingot's own programs and tests speak to the processes that they start.
+INTERNAL_VARIABLES = {"INGOT_COMMAND", "INGOT_PROGRAM", "INGOT_SCHEMA_DOCUMENTS", "INGOT_BENCH_SHARE", "INGOT_BENCH_CONTINUE", "INGOT_BENCH_UNTIL"}
+
+
+class Documented(unittest.TestCase):
+    """Every environment variable that code reads, and every option of the build, stands on a page."""
+
+    def test_variables_and_options_of_the_build(self):
+        names = [name for name in check_names.files_of(ROOT) if name.endswith((".cpp", ".cu", ".h", ".cuh", ".py", ".sh", ".cmake", "CMakeLists.txt")) or name == "run"]
+        reads = re.compile(r"""(?:getenv\(|environ\.get\(|environ\[|environ\.setdefault\()\s*"((?:INGOT|PAGE)_\w+)\"|\$\{((?:INGOT|PAGE)_\w+):-""")
+        options = re.compile(r"^(?:option\((INGOT_\w+)|set\((INGOT_\w+) \S+ CACHE STRING)", re.MULTILINE)
+        found = {}
+        for name in names:
+            text = (ROOT / name).read_text(encoding="utf-8", errors="replace")
+            for pattern in (reads, options):
+                for match in pattern.finditer(text):
+                    found.setdefault(match[1] or match[2], name)
+        self.assertTrue({"INGOT_NCCL", "INGOT_ROOMS", "INGOT_FUZZ", "INGOT_BUILD", "INGOT_MODELS", "INGOT_LIGER"} <= found.keys(), found)
+        pages = "\n".join((ROOT / name).read_text(encoding="utf-8") for name in check_names.files_of(ROOT)
+                          if name.endswith(".md") and not name.startswith("docs/lab/") and name != "CHANGELOG.md")
+        documented = set(re.findall(r"(?:INGOT|PAGE)_\w+", pages))
+        self.assertEqual({variable: name for variable, name in found.items() if variable not in documented | INTERNAL_VARIABLES}, {})
+
+
 class Tutorial(unittest.TestCase):
     def test_every_quoted_line_is_in_the_tree(self):
         page = (ROOT / "docs/tutorial.md").read_text(encoding="utf-8")

@@ -99,6 +99,22 @@ class Frame(InDirectory):
         visit([])
         self.assertIn("doctor", seen)
 
+    def test_every_option_that_a_page_names_exists(self):
+        known = {"--logdir", "--workflow"}  # of TensorBoard and of CMake
+        commands = [[]]
+        for command in commands:
+            text = ingot(*command, "--help").text
+            known |= set(re.findall(r"--[a-z][a-z0-9-]*", text))
+            if "\nSubcommands:\n" in text:
+                commands += [[*command, name] for name in re.findall(r"^  (\S+)", text.split("\nSubcommands:\n")[1].split("\n\n")[0], re.MULTILINE)]
+        self.assertGreater(len(commands), 20)
+        for path in [ROOT / "run", *(p for folder in ("tools", "tests", "bench", "packaging", "examples", "bindings/python") for p in (ROOT / folder).rglob("*") if p.suffix in (".py", ".sh"))]:
+            known |= set(re.findall(r"--[a-z][a-z0-9-]*", path.read_text(encoding="utf-8")))
+        pages = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").glob("*.md"), *(ROOT / "packaging").glob("*.md")]
+        for page in pages:
+            named = set(re.findall(r"(?<![\w-])--[a-z][a-z0-9-]*", page.read_text(encoding="utf-8")))
+            self.assertEqual(sorted(named - known), [], page.name)
+
     def test_bad_command_lines_are_refused_with_status_2(self):
         for message, *arguments in (
             ["found no subcommand, expected one of .*doctor"],
