@@ -7,7 +7,7 @@ import ingot
 import ingot.hf
 import reference
 from cases import assert_same, everything, gradients, modules, Net
-from conftest import DEVICE, on_gpu
+from conftest import DEVICE, has_loss, on_gpu
 from ingot import functional
 from test_refusals import calls
 
@@ -51,6 +51,30 @@ def test_compiles_without_graph_breaks_forward_and_backward(device):
     for rows in (9, 13):  # sizes that the compiled function has not seen
         z = torch.randn(rows, 16, device=device)
         assert_same(gradients(net, compiled, z), gradients(net, net, z))
+
+
+def test_numbers_among_the_options_may_be_symbols(device):
+    """With dynamic=True, and after a second value of an argument, torch.compile keeps floats as symbols."""
+    x, w, target = torch.randn(3, 16, device=device), torch.randn(8, 16, device=device), torch.tensor([0, 7, 3], device=device)
+    heads = torch.randn(1, 3, 2, 16, device=device)
+    functions = {"rms_norm": lambda a: functional.rms_norm(x, w[0], a),
+                 "rms_norm of a sum": lambda a: functional.rms_norm(x, w[0], a, residual=x)[0],
+                 "swiglu": lambda a: functional.swiglu(x, limit=a, alpha=a, up_offset=a, activation="gelu_tanh"),
+                 "gated_linear": lambda a: functional.gated_linear(x, w, limit=a, alpha=a, up_offset=a),
+                 "qk_norm_rope": lambda a: functional.qk_norm_rope(heads, eps=a)}
+    if has_loss(DEVICE):
+        functions["linear_cross_entropy"] = lambda a: functional.linear_cross_entropy(x, w, target, softcap=a, z_loss=a, label_smoothing=a / 8)
+    if DEVICE == "cpu":
+        functions["flash_attn_func"] = lambda a: functional.flash_attn_func(heads, heads, heads, softmax_scale=a, softcap=a, causal=True)
+    for name, function in functions.items():
+        for dynamic in (True, None):
+            torch._dynamo.reset()
+            compiled = torch.compile(function, fullgraph=True, dynamic=dynamic, backend="eager")
+            for a in (1e-3, 2.0, 0.5):
+                torch.testing.assert_close(compiled(a), function(a), rtol=0, atol=0, msg=name)
+    torch._dynamo.reset()
+    norm = ingot.nn.RMSNorm(16, eps=1e-6, device=device)
+    assert torch.equal(torch.compile(norm, fullgraph=True, dynamic=True, backend="eager")(x), norm(x))
 
 
 def test_compiles_under_autocast(device):
