@@ -124,6 +124,9 @@ class Reports(unittest.TestCase):
                                       "reasons": {"no GPU": 1}})
         self.assertEqual((results[0]["test"], results[0]["failed"]), ("slow", 1))
         report = {**{k: v for k, v in GOOD.items() if k != "ceilings"}, "suite": "gpu_tests", "results": results[1:]}
+        lines = list(report_tables.gpu_tests_table({**report, "results": [{**results[1], "skipped": 3}]}))
+        self.assertTrue(lines[0].endswith("`./run gpu`: 1 tests of ctest with 2 passed, 3 skipped and 0 failed cases."), lines)
+        self.assertEqual(lines[4:], ["| no reason in the log | 2 |", "| no GPU | 1 |"])
         self.assertEqual(reports.problems_of(report), [])
         self.assertIn("slow: found 1 failed cases", " / ".join(reports.problems_of({**report, "results": results})))
         self.assertIn("no results", " / ".join(reports.problems_of({**report, "results": []})))

@@ -188,8 +188,34 @@ def attention_rates_table(report):
                + " | ".join("" if us is None else f"{r['limit_us'] / us * rate:.0f}" for us in of) + " |")
 
 
+def gpu_tests_table(report):
+    """The cases of all tests of ctest on a GPU, and why some were skipped."""
+    passed, skipped, failed = (sum(test[count] for test in report["results"]) for count in ("passed", "skipped", "failed"))
+    reasons = {}
+    for test in report["results"]:
+        for reason, cases in test.get("reasons", {}).items():
+            reasons[reason] = reasons.get(reason, 0) + cases
+    yield f"{measured_on(report)}, `{report['command']}`: {len(report['results'])} tests of ctest with {passed:,} passed, {skipped} skipped and {failed} failed cases."
+    if reasons and skipped > sum(reasons.values()):
+        reasons["no reason in the log"] = skipped - sum(reasons.values())
+    if reasons:
+        yield ""
+        yield "| reason of skipped cases | cases |"
+        yield "|---|---:|"
+        yield from (f"| {reason} | {cases} |" for reason, cases in sorted(reasons.items(), key=lambda entry: (-entry[1], entry[0])))
+
+
+def sanitizers_table(report):
+    yield f"{measured_on(report)}, `{report['command']}`, cases `{report['filter']}`."
+    yield ""
+    yield "| tool | executable | cases | errors | explained hazards |"
+    yield "|---|---|---:|---:|---:|"
+    for run in report["results"]:
+        yield f"| {run['tool']} | {run['executable']} | {run['tests']} | {run['errors']} | {run.get('explained', '')} |".replace("|  |", "| |")
+
+
 # Suites whose reports are not tables of times beside peers.
-GPU_TABLES = {"serve": serve_table}
+GPU_TABLES = {"serve": serve_table, reports.GPU_TESTS: gpu_tests_table, reports.SANITIZERS: sanitizers_table}
 # Further tables of a suite, for single pages: {name: (suite, function)}.
 PAGE_TABLES = {"token_bound": ("decode", token_bound_table), "several_gpus": ("decode_gpus", several_gpus_table),
                "attention_rates": ("attention", attention_rates_table)}
@@ -555,7 +581,7 @@ def filled(text):
             for report in on_cpus(match[2]):
                 lines += [*CPU_TABLES[match[2]](report), ""]
         suite, lines_of = PAGE_TABLES.get(match[2], (match[2], GPU_TABLES.get(match[2], table)))
-        for report in tabled(by_suite.get(suite, [])):
+        for report in (list if suite in reports.NO_BENCHMARKS else tabled)(by_suite.get(suite, [])):
             lines += [*lines_of(report), ""]
         how = f"bench/{suite}.py` writes it." if suite in CPU_TABLES else f"{reports.how_to_measure(suite)}` on a machine with a GPU writes it."
         return match[1] + "\n".join(lines or [f"No report yet: `{how}", ""]) + match[3]
