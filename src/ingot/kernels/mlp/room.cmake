@@ -12,7 +12,8 @@ foreach(type bf16 f16)
     ingot_instances(few_rows_forward_${type}_${norms} FROM to_128/few_rows_forward.cuh TEMPLATES
       "void launch_mlp_to_128_few_rows<${type}, ${norms}>${call}")
   endforeach()
-  ingot_instances(few_rows_backward_${type} FROM to_128/few_rows_backward.cuh IN to_128_few_rows_backward TEMPLATES
+  ingot_instances(few_rows_backward_${type} FROM to_128/few_rows_chain.cuh to_128/few_rows_sums.cuh
+    IN to_128_few_rows_backward TEMPLATES
     "void launch_chain<${type}>(const MlpChainMaps&, const Chain&, const ChainLaunch&, Stream)"
     "void launch_sums<${type}>(const MlpSumMaps&, const Sums&, const SumLaunch&, Stream)")
   ingot_instances(many_rows_${type} FROM to_128/many_rows.cuh TEMPLATES
