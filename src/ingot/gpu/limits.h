@@ -24,15 +24,15 @@ struct Limits {
   constexpr bool operator==(const Limits&) const = default;
 };
 
-// The limits of GPUs by compute capability ("8.0" is an A100, "8.6" an RTX 3090, "8.9" an RTX 4090, "10.0" a B200,
-// "12.0" an RTX 5090, "9.0" an H100 or H200). Throws for any other text. Only the limits of 9.0 were measured here.
+// The limits of GPUs by compute capability ("7.5" is a T4, "8.0" an A100, "8.6" an RTX 3090, "8.9" an RTX 4090, "9.0"
+// an H100 or H200, "10.0" a B200, "12.0" an RTX 5090). Throws for any other text. Only the limits of 9.0 were measured.
 Limits limits_of(std::string_view capability);
 // The smaller limit of the two in each field, with the capability of `wanted`: the limits with which a GPU with limits
 // `real` imitates `wanted`.
 Limits imitate(const Limits& real, const Limits& wanted);
 
-// The limits of cuda:device, read from the driver once. The environment variable INGOT_GPU_AS=8.0|8.6|8.9|10.0|12.0
-// makes a GPU offer at most the limits of the named GPU. Throws where the build has no CUDA.
+// The limits of cuda:device, read from the driver once. Where the environment variable INGOT_GPU_AS holds a compute
+// capability, as limits_of() takes it, a GPU offers at most the limits of that GPU. Throws where the build has no CUDA.
 const Limits& limits(int device);
 // The limits of this thread's GPU. In a build without a GPU, where kernels are emulated, the limits of an H100.
 const Limits& current_limits();

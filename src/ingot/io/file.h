@@ -1,6 +1,6 @@
 #pragma once
-// Files. Every failure is an Error (not_found, io or busy) with the path and the system's reason; reads and writes go
-// on after short counts and interruptions.
+// Files. Every failure is an Error (not_found, io or busy) with the path and the system's reason. Reads and writes that
+// the system cuts short or interrupts are continued.
 #include <cstdint>
 #include <string>
 #include <string_view>
@@ -10,10 +10,11 @@
 
 namespace ingot {
 
-// Process-wide hazard: a write beyond RLIMIT_FSIZE raises SIGXFSZ, which ends the process. Programs ignore this signal,
-// and then see EFBIG.
+// A write beyond RLIMIT_FSIZE raises the signal SIGXFSZ, which ends the process. Programs that use this header should
+// ignore the signal; the write then fails with EFBIG, which becomes an Error.
 
-// An open file. close() reports errors the kernel kept for last; the destructor closes silently.
+// An open file. close() reports the errors that the kernel reports only at the end, such as of delayed writes; the
+// destructor closes without a report.
 class File {
  public:
   static File open(const std::string& path);    // to read
@@ -28,11 +29,11 @@ class File {
   int descriptor() const { return descriptor_; }
   explicit operator bool() const { return descriptor_ >= 0; }
   int64_t size() const;
-  // Exactly `bytes` from `offset`; a shorter file is bad_data.
+  // Reads exactly `bytes` bytes from `offset` on. Error{bad_data} where the file is shorter.
   void read_at(int64_t offset, void* into, int64_t bytes) const;
   void write(const void* from, int64_t bytes);
   void write(std::string_view bytes) { write(bytes.data(), int64_t(bytes.size())); }
-  void shorten(int64_t bytes);  // to its first so many
+  void shorten(int64_t bytes);  // keeps only the first `bytes` bytes
   void sync();
   void close();
 
@@ -44,10 +45,10 @@ class File {
   int64_t written_ = 0;
 };
 
-// A file appears under its name complete and durable, or not at all: written as "<path>.partial", synced, renamed, the
-// directory synced, and looked up again. A second writer of the same path gets Error{busy}; the remains of a killed
-// writer are reused. Where the path is a link, the file behind the link is replaced; a device, a pipe or a directory is
-// refused.
+// A new file that appears under its name complete and durable, or not at all. The bytes go to "<path>.partial";
+// commit() syncs this file, renames it, syncs the directory, and looks the file up again. A second writer of the same
+// path gets Error{busy}; the partial file that a killed writer left is used again. Where the path is a link, the file
+// behind the link is replaced; a device, a pipe or a directory is refused.
 class AtomicFile {
  public:
   explicit AtomicFile(const std::string& path);
@@ -59,11 +60,11 @@ class AtomicFile {
  private:
   std::string path_;
   File file_;
-  int slot_ = -1;  // in the list for remove_unfinished_files
+  int slot_ = -1;  // place in the list of unfinished files
 };
 
-// Removes this process's uncommitted AtomicFiles, for a signal handler about to end the process: the function makes
-// only calls allowed in handlers. The AtomicFiles must not be used afterwards.
+// Removes the partial files of this process's AtomicFiles. For a signal handler that is about to end the process: the
+// function makes only calls that handlers may make. The AtomicFiles must not be used afterwards.
 void remove_unfinished_files();
 
 // Holds a directory for this process until destroyed (flock on "<directory>/.lock"; the kernel drops the lock if the
@@ -77,8 +78,8 @@ class Lock {
   File file_;
 };
 
-// A read-only view of a file's bytes. If another process shortens the file, touching the lost part raises SIGBUS: use a
-// mapping for data without writers, File::read_at for the rest.
+// A read-only view of a file's bytes. If another process shortens the file, reading the lost part raises SIGBUS, so a
+// mapping is for files that nobody writes; File::read_at reads all other files.
 class MappedFile {
  public:
   MappedFile() = default;
@@ -99,16 +100,16 @@ void write_file(const std::string& path, std::string_view bytes);  // durable an
 int64_t file_size(const std::string& path);
 bool exists(const std::string& path);
 bool is_directory(const std::string& path);
-bool begins_with(const std::string& path, std::string_view bytes);  // false too for a missing file
+bool begins_with(const std::string& path, std::string_view bytes);  // false also for a missing file
 void create_directories(const std::string& path);
 void rename_path(const std::string& from, const std::string& to);
-void remove_file(const std::string& path);  // absent is fine
-void remove_tree(const std::string& path);  // absent is fine; does not follow links
+void remove_file(const std::string& path);  // a missing file is no error
+void remove_tree(const std::string& path);  // a missing directory is no error; links are removed, not followed
 void sync_directory(const std::string& path);
 // Names in a directory, sorted by byte value, without "." and "..".
 std::vector<std::string> list_directory(const std::string& path);
-// Paths of all regular files below, sorted by byte value. Names starting with "." are left out; links are followed for
-// files only, so the walk ends.
+// Paths of all regular files below a directory, sorted by byte value. Names that begin with "." are left out. Links to
+// files are followed, links to directories are not, so that the walk ends.
 std::vector<std::string> list_files(const std::string& path);
 std::string join_path(const std::string& directory, const std::string& name);
 std::string parent_path(const std::string& path);  // "." for a bare name

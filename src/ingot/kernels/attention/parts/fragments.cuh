@@ -1,7 +1,7 @@
 #pragma once
-// Attention's operations on the accumulators of products (ptx/wgmma.cuh; a warp's 16 rows of ptx/mma.cuh lie alike):
-// thread 4 g + t of a warp holds of every 8 columns j d[4 j], d[4 j + 1] of row g and d[4 j + 2], d[4 j + 3] of row g +
-// 8, columns 8 j + 2 t and the next.
+// Attention's operations on the accumulators of products. The accumulators of wgmma (ptx/wgmma.cuh) and of mma
+// (ptx/mma.cuh) have the same layout for the 16 rows of a warp: thread 4 g + t holds columns 8 j + 2 t and 8 j + 2 t +
+// 1 of every eight columns j, those of row g in d[4 j] and d[4 j + 1], those of row g + 8 in d[4 j + 2] and d[4 j + 3].
 #include <cstdint>
 
 #include "ingot/core/dtype.h"
@@ -31,7 +31,7 @@ __device__ __forceinline__ float capped(float score, float in, float out) {
   return copysignf(out * ((1 - e) * ptx::reciprocal_approx(1 + e)), x);
 }
 
-// P of a score, and the factor of the cap in its gradient. lse as an exponent of two.
+// The probability P of a score, and the slope of the cap at the score. `lse` is given to base 2.
 struct Probability {
   float value, slope;
 };
@@ -42,7 +42,7 @@ __device__ __forceinline__ Probability probability(const ScoreParams& p, float s
   return {ptx::exp2_approx(x - lse), 1 - part * part};
 }
 
-// Packs d as the register operand of products over its columns, 16 at a time.
+// Packs d into the register operand A of products whose sums run over the columns of d, 16 columns at a time.
 template <class T, int N> __device__ __forceinline__ void pack_operand(uint32_t (&a)[N / 8][4], const float (&d)[N]) {
 #pragma unroll
   for (int i = 0; i < N / 8; ++i)
