@@ -6,8 +6,6 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
-#include <regex>
-
 #include "calls.h"
 #include "declare.h"
 #include "edge.h"
@@ -65,24 +63,10 @@ PyObject* exception_type(ErrorCode code) {
     default: return PyExc_RuntimeError;
   }
 }
-// INGOT_CHECK_EQ and its relatives print "found w.cols() = 3, expected == x.cols() = 4". A caller of Python does not
-// know the expressions: the text becomes "found 3, expected 4", and for inequalities "found 3, expected at most 2".
-std::string without_expressions(const std::string& text) {
-  static const std::regex compared("(: found ).+? = (.*, expected )(==|<=|<|>=|>) .+ = ");
-  std::smatch m;
-  if (!std::regex_search(text, m, compared)) return text;
-  const std::string sign = m[3];
-  const char* bound = sign == "<="   ? "at most "
-                      : sign == "<"  ? "less than "
-                      : sign == ">=" ? "at least "
-                      : sign == ">"  ? "more than "
-                                     : "";
-  return m.prefix().str() + m[1].str() + m[2].str() + bound + m.suffix().str();
-}
 void translate(const std::exception_ptr& p, void*) {
   try {
     std::rethrow_exception(p);
-  } catch (const Error& e) { PyErr_SetString(exception_type(e.code), without_expressions(e.what()).c_str()); }
+  } catch (const Error& e) { PyErr_SetString(exception_type(e.code), e.what()); }
 }
 
 bool built_with_cuda() {

@@ -138,7 +138,7 @@ def test_a_shape_that_rms_norm_cannot_have_is_refused_by_its_name():
 
 
 def test_a_comparison_of_a_kernel_has_no_expressions():
-    """Checks that only the kernels make: their messages name C++ expressions, which the binding leaves out."""
+    """Comparisons that only the kernels make report the two values and no expression of C++."""
     from ingot import _C
 
     x = torch.ones(5, 64)

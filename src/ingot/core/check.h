@@ -48,17 +48,19 @@ template <class... Note> [[noreturn]] void fail(ErrorCode code, const Note&... n
       ::ingot::fail(::ingot::ErrorCode::invalid_argument, __VA_ARGS__); \
   } while (0)
 
-// INGOT_CHECK_EQ(w.cols(), x.cols(), "rmsnorm: weight length") prints both expressions and both values.
-#define INGOT_CHECK_BINARY(a, op, b, ...)                                                                            \
+// INGOT_CHECK_EQ(w.cols(), x.cols(), "rmsnorm: weight length") reports "rmsnorm: weight length: found 3, expected 4",
+// and its relatives "expected at most 4". The note names the thing in the words of the caller, so that the message
+// needs no expressions of C++.
+#define INGOT_CHECK_BINARY(a, op, bound, b, ...)                                                                     \
   do {                                                                                                               \
     const auto& ingot_a = (a);                                                                                       \
     const auto& ingot_b = (b);                                                                                       \
     if (!(ingot_a op ingot_b)) [[unlikely]]                                                                          \
-      ::ingot::fail(::ingot::ErrorCode::invalid_argument, ::ingot::detail::concat(__VA_ARGS__), ": found " #a " = ", \
-                    ingot_a, ", expected " #op " " #b " = ", ingot_b);                                               \
+      ::ingot::fail(::ingot::ErrorCode::invalid_argument, ::ingot::detail::concat(__VA_ARGS__), ": found ", ingot_a, \
+                    ", expected " bound, ingot_b);                                                                   \
   } while (0)
-#define INGOT_CHECK_EQ(a, b, ...) INGOT_CHECK_BINARY(a, ==, b, __VA_ARGS__)
-#define INGOT_CHECK_LE(a, b, ...) INGOT_CHECK_BINARY(a, <=, b, __VA_ARGS__)
-#define INGOT_CHECK_LT(a, b, ...) INGOT_CHECK_BINARY(a, <, b, __VA_ARGS__)
-#define INGOT_CHECK_GE(a, b, ...) INGOT_CHECK_BINARY(a, >=, b, __VA_ARGS__)
-#define INGOT_CHECK_GT(a, b, ...) INGOT_CHECK_BINARY(a, >, b, __VA_ARGS__)
+#define INGOT_CHECK_EQ(a, b, ...) INGOT_CHECK_BINARY(a, ==, "", b, __VA_ARGS__)
+#define INGOT_CHECK_LE(a, b, ...) INGOT_CHECK_BINARY(a, <=, "at most ", b, __VA_ARGS__)
+#define INGOT_CHECK_LT(a, b, ...) INGOT_CHECK_BINARY(a, <, "less than ", b, __VA_ARGS__)
+#define INGOT_CHECK_GE(a, b, ...) INGOT_CHECK_BINARY(a, >=, "at least ", b, __VA_ARGS__)
+#define INGOT_CHECK_GT(a, b, ...) INGOT_CHECK_BINARY(a, >, "more than ", b, __VA_ARGS__)

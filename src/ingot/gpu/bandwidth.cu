@@ -34,7 +34,7 @@ __global__ void __launch_bounds__(kThreads) read_bytes(const uint4* from, int64_
 }  // namespace
 
 void copy_kernel(void* to, const void* from, int64_t bytes, Stream stream) {
-  INGOT_CHECK_EQ(bytes % 16, 0, "copy_kernel: bytes");
+  INGOT_CHECK_EQ(bytes % 16, 0, "copy_kernel: bytes beyond a multiple of 16");
   if (bytes == 0) return;
   const int64_t n = bytes / 16, per_block = kThreads * kVecs;
   launch("copy_kernel", copy_bytes, {.grid = (n + per_block - 1) / per_block, .block = kThreads}, stream,
@@ -42,7 +42,7 @@ void copy_kernel(void* to, const void* from, int64_t bytes, Stream stream) {
 }
 
 void read_kernel(const void* from, int64_t bytes, void* sink, Stream stream) {
-  INGOT_CHECK_EQ(bytes % 16, 0, "read_kernel: bytes");
+  INGOT_CHECK_EQ(bytes % 16, 0, "read_kernel: bytes beyond a multiple of 16");
   if (bytes == 0) return;
   const Limits& limits = current_limits();
   const int64_t resident = int64_t(limits.sms) * (limits.threads_per_sm / kThreads);

@@ -7,7 +7,7 @@
 namespace ingot {
 
 int ArenaPlan::add(int64_t bytes, int first, int last) {
-  INGOT_CHECK_LE(first, last, "arena plan: lifetime");
+  INGOT_CHECK_LE(first, last, "arena plan: first step of a buffer");
   buffers_.push_back({Arena::aligned(bytes), -1, first, last});
   return int(buffers_.size()) - 1;
 }

@@ -51,7 +51,7 @@ void check_segments(std::span<const int32_t> cu, int64_t rows, bool second) {
   INGOT_CHECK(second, "linear_cross_entropy: found cu2 without x2, expected both");
   INGOT_CHECK(cu.front() == 0 && int64_t(cu.back()) == rows, "linear_cross_entropy: found cu2 from ", cu.front(),
               " to ", cu.back(), ", expected 0 to ", rows);
-  for (size_t s = 0; s + 1 < cu.size(); ++s) INGOT_CHECK_LE(cu[s], cu[s + 1], "linear_cross_entropy: cu2");
+  for (size_t s = 0; s + 1 < cu.size(); ++s) INGOT_CHECK_LE(cu[s], cu[s + 1], "linear_cross_entropy: cu2[", s, "]");
 }
 
 void check_targets(const Tensor& targets, int64_t rows, const Tensor& like, const char* op) {

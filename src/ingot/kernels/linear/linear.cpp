@@ -143,7 +143,7 @@ void check(const MatMul& m) {
     check_vector("matmul", "bias", m.bias, cols, m.c);
     INGOT_CHECK(!m.symmetric, "matmul: found a bias in a symmetric product, expected none");
   }
-  if (m.symmetric) INGOT_CHECK_EQ(rows, cols, "matmul: symmetric");
+  if (m.symmetric) INGOT_CHECK_EQ(rows, cols, "matmul: rows of a symmetric product");
 }
 }  // namespace
 

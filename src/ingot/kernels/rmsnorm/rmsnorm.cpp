@@ -225,7 +225,8 @@ void rmsnorm(const RmsNorm& a, Stream stream) {
   check_matrix(op, "x", a.x, a.x);
   check_matrix(op, "y", a.y, a.x);
   check_weight(op, a.w, a.x);
-  INGOT_CHECK_EQ(bool(a.residual), bool(a.sum), op, ": residual and sum go together");
+  INGOT_CHECK(bool(a.residual) == bool(a.sum), op, ": found ",
+              a.residual ? "a residual without a sum" : "a sum without a residual", ", expected both or neither");
   if (a.residual) {
     check_matrix(op, "residual", a.residual, a.x);
     check_matrix(op, "sum", a.sum, a.x);

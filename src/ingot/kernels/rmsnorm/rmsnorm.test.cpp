@@ -264,7 +264,7 @@ TEST(RmsNorm, ErrorsNameBothValues) {
   m = message([&] { rmsnorm({.x = x, .y = d}, {}); });
   EXPECT_TRUE(m.find("f64") != m.npos && m.find("f32") != m.npos) << m;
   m = message([&] { rmsnorm({.x = x, .residual = x, .y = y}, {}); });
-  EXPECT_TRUE(m.find("go together") != m.npos) << m;
+  EXPECT_TRUE(m.find("expected both or neither") != m.npos) << m;
   Buffer dw(DType::f32, {8}), small(DType::u8, {4});
   m = message([&] { rmsnorm_backward({.dy = y, .s = x, .dw = dw, .workspace = small}, {}); });
   EXPECT_TRUE(m.find('4') != m.npos && m.find("32") != m.npos) << m;

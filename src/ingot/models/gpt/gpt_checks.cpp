@@ -25,7 +25,9 @@ void Gpt::Impl::check_call(const GptWeights& weights, const TokenBatch& batch, b
   const int64_t tokens = batch.tokens.numel();
   INGOT_CHECK_EQ(weights.master.numel(), layout.padded_count(), "gpt: length of the flat weights");
   INGOT_CHECK_EQ(weights.master.dtype, types.master, "gpt: dtype of the weights");
-  INGOT_CHECK_EQ(bool(weights.compute), types.compute != types.master, "gpt: a copy of the weights in ", types.compute);
+  INGOT_CHECK(bool(weights.compute) == (types.compute != types.master), "gpt: found ",
+              weights.compute ? "a copy" : "no copy", " of the weights in ", types.compute, " beside weights in ",
+              types.master, ", expected ", weights.compute ? "none" : "one");
   if (weights.compute) {
     INGOT_CHECK_EQ(weights.compute.numel(), layout.padded_count(), "gpt: length of the weights' copy");
     INGOT_CHECK_EQ(weights.compute.dtype, types.compute, "gpt: dtype of the weights' copy");
@@ -98,7 +100,8 @@ void Gpt::Impl::check_cached(const TokenBatch& batch, const CachedSegments& cach
   INGOT_CHECK_EQ(cached.cache.device(), options.device, "gpt: device of the cache");
   INGOT_CHECK(sequences.size() < cu.size(), "gpt: found ", sequences.size(), " cached sequences for ", cu.size() - 1,
               " segments");
-  INGOT_CHECK_EQ(cu[sequences.size()], cu.back(), "gpt: one cached sequence per segment");  // except for empty segments
+  INGOT_CHECK_EQ(cu[sequences.size()], cu.back(),
+                 "gpt: tokens of the segments with a cached sequence");  // segments without one are empty
   for (size_t s = 0; s < sequences.size(); ++s) {
     INGOT_CHECK(sequences[s] >= 0 && sequences[s] < cached.cache.sequences(), "gpt: found cached sequence ",
                 sequences[s], ", expected 0 to ", cached.cache.sequences() - 1);
