@@ -137,6 +137,12 @@ class OwnServer(InDirectory):
         burst = json.loads(bench("--synthetic", "small", "--rate", "5000", "--requests", 150, "--prompt", 4, "--tokens", 8, "--serve", "--device cpu --slots 1").text)["results"][0]
         self.assertEqual((burst["requests"], burst["errors"], burst["tokens"]), (150, 0, 150 * 8))  # more requests wait than a server's queue holds by default
 
+    def test_the_time_at_a_rate_begins_with_the_first_request(self):
+        with FakeServer(whole) as server:
+            result = json.loads(bench("--url", server.url, "--rate", "0.02", "--requests", 1, "--prompt", 4, "--tokens", 2).text)["results"][0]
+        self.assertEqual((result["requests"], result["errors"]), (1, 0))
+        self.assertLess(result["seconds"], 2)  # the mean gap between two requests is 50 s
+
     def test_more_clients_than_a_server_has_slots_connections_or_places_to_wait_are_all_answered(self):
         for clients, options in ((80, "--slots 4"), (300, "")):
             run = bench("--synthetic", "small", "--concurrency", clients, "--requests", 1, "--warm-up", 0, "--prompt", 4, "--tokens", 2, "--serve", "--device cpu --context 64 " + options)

@@ -195,7 +195,7 @@ ServeTimes LoadGenerator::measure_arrivals(double rate, int64_t requests) {
   std::vector<double> at;  // arrival times in seconds from the start
   const Rng rng(load_.seed, Purpose::test, ~uint32_t(0));
   for (int64_t i = 0; i < requests; ++i)
-    at.push_back((at.empty() ? 0 : at.back()) - std::log(rng.uniform(uint64_t(i))) / rate);
+    at.push_back(at.empty() ? 0 : at.back() - std::log(rng.uniform(uint64_t(i))) / rate);
   std::vector<Seen> seen(static_cast<size_t>(requests));
   std::vector<std::thread> threads;
   const Clock::time_point begin = Clock::now();

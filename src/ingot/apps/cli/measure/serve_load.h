@@ -57,7 +57,8 @@ class LoadGenerator {
   // counted requests; a client sends its next request when the last answer has ended. All requests are streamed
   // completions.
   ServeTimes measure_clients(int64_t clients, int64_t requests, int64_t warm_up);
-  // Sends `requests` requests at random times: the intervals between arrivals are exponentially distributed.
+  // Sends the first request at once and the others at random times: the intervals between arrivals are exponentially
+  // distributed.
   ServeTimes measure_arrivals(double rate, int64_t requests);
 
  private:
