@@ -37,6 +37,11 @@ std::string shown_text(const std::string& bytes) {
   return text + stream.finish();
 }
 
+int64_t characters_in(std::string_view text) {
+  // Every byte of a character but the first has the form 10xxxxxx.
+  return std::count_if(text.begin(), text.end(), [](char c) { return (uint8_t(c) & 0xc0) != 0x80; });
+}
+
 AnswerText::AnswerText(const Vocabulary& vocabulary, Options options)
     : vocabulary_(vocabulary), stops_(std::move(options.stop)) {
   if (options.chat) parser_ = vocabulary.chat->parser(std::move(options.functions));
@@ -44,6 +49,7 @@ AnswerText::AnswerText(const Vocabulary& vocabulary, Options options)
 
 void AnswerText::add_text(AnswerPiece& piece, std::string_view text) {
   read_ += int64_t(text.size());
+  read_characters_ += characters_in(text);
   piece.text += stops_.push(text);
   if (stops_.found()) ended_ = true;
 }
@@ -75,7 +81,7 @@ void AnswerText::release(AnswerPiece& piece) {
 AnswerPiece AnswerText::push(int32_t id, const TokenLogprobs* logprobs) {
   AnswerPiece piece;
   if (ended_) return piece;
-  const int64_t before = read_;
+  const int64_t before = read_, characters_before = read_characters_;
   std::optional<ChatKind> kind = ChatKind::text;
   if (parser_) {
     add_deltas(piece, parser_->push(id));
@@ -86,7 +92,7 @@ AnswerPiece AnswerText::push(int32_t id, const TokenLogprobs* logprobs) {
     add_text(piece, characters_.push(vocabulary_.tokenizer->added_bytes(id)));
   }
   if (logprobs != nullptr && kind == ChatKind::text)
-    tokens_.push_back({.id = id, .logprobs = *logprobs, .offset = before});
+    tokens_.push_back({.id = id, .logprobs = *logprobs, .offset = before, .characters = characters_before});
   release(piece);
   return piece;
 }

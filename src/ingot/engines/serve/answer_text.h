@@ -39,8 +39,9 @@ struct CallPiece {
 struct TokenInfo {
   int32_t id = -1;
   TokenLogprobs logprobs;
-  int64_t offset = 0;     // bytes of text before the token
-  bool is_first = false;  // the first token of the prompt, which has no logprobs
+  int64_t offset = 0;      // bytes of text before the token
+  int64_t characters = 0;  // whole characters of text before the token
+  bool is_first = false;   // the first token of the prompt, which has no logprobs
 };
 struct AnswerPiece {
   std::string text, reasoning;
@@ -51,6 +52,8 @@ struct AnswerPiece {
 
 // Bytes as text: bytes of an incomplete character are replaced.
 std::string shown_text(const std::string& bytes);
+// The number of characters of a valid text.
+int64_t characters_in(std::string_view text);
 
 class AnswerText {
  public:
@@ -82,6 +85,7 @@ class AnswerText {
   size_t calls_ = 0;
   int64_t thought_tokens_ = 0;
   int64_t read_ = 0, shown_ = 0;  // bytes of text
+  int64_t read_characters_ = 0;
   std::vector<TokenInfo> tokens_;
 };
 

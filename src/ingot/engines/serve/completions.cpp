@@ -43,7 +43,7 @@ OrderedJson completion_logprobs(const Tokenizer& tokenizer, const std::vector<To
                    {"text_offset", OrderedJson::array()}};
   for (const TokenInfo& t : tokens) {
     r["tokens"].push_back(tokenizer.token_bytes(t.id));
-    r["text_offset"].push_back(t.offset);
+    r["text_offset"].push_back(t.characters);
     if (t.is_first) {
       r["token_logprobs"].push_back(nullptr);
       r["top_logprobs"].push_back(nullptr);
@@ -117,6 +117,8 @@ struct CompletionWriter::Json {
       token_seconds = std::max(token_seconds, o.token_seconds);
     }
     const int64_t later = tokens - int64_t(choices.size());  // the first token comes with the prompt
+    const auto ratio = [](double a, double b) { return a > 0 && b > 0 ? a / b : 0; };
+    const auto computed = double(prompt - cached);
     OrderedJson r = {{"usage",
                       {{"prompt_tokens", prompt},
                        {"completion_tokens", tokens},
@@ -127,9 +129,12 @@ struct CompletionWriter::Json {
                       {{"prompt_n", prompt - cached},
                        {"cache_n", cached},
                        {"prompt_ms", milliseconds(prompt_seconds)},
+                       {"prompt_per_token_ms", 1e3 * ratio(prompt_seconds, computed)},
+                       {"prompt_per_second", ratio(computed, prompt_seconds)},
                        {"predicted_n", tokens},
                        {"predicted_ms", milliseconds(token_seconds)},
-                       {"predicted_per_second", later > 0 && token_seconds > 0 ? double(later) / token_seconds : 0}}}};
+                       {"predicted_per_token_ms", 1e3 * ratio(token_seconds, double(later))},
+                       {"predicted_per_second", ratio(double(later), token_seconds)}}}};
     if (w.request_.prediction) {
       OrderedJson& details = r["usage"]["completion_tokens_details"];
       details["accepted_prediction_tokens"] = drafts.predicted_accepted;

@@ -46,6 +46,7 @@ TEST(completions, usage_counts_a_prompt_once_for_its_choices_and_the_tokens_of_a
     c.thought_tokens = 3;
   }
   choices[1].outcome.finish = Finish::context;
+  choices[0].outcome.prompt_seconds = 3.5;
   const Json all = parse_json(writer_of(r).whole(choices), "answer");
   EXPECT_EQ(all["object"], "chat.completion");
   EXPECT_EQ(all["usage"]["prompt_tokens"], 11);
@@ -55,6 +56,11 @@ TEST(completions, usage_counts_a_prompt_once_for_its_choices_and_the_tokens_of_a
   EXPECT_EQ(all["usage"]["completion_tokens_details"]["reasoning_tokens"], 6);
   EXPECT_EQ(all["timings"]["predicted_per_second"],
             (10 - 2) / 2.0);  // the first token of a choice comes with the prompt
+  EXPECT_EQ(all["timings"]["predicted_per_token_ms"], 250.0);
+  EXPECT_EQ(all["timings"]["prompt_n"], 7);
+  EXPECT_EQ(all["timings"]["prompt_ms"], 3500.0);
+  EXPECT_EQ(all["timings"]["prompt_per_second"], 2.0);
+  EXPECT_EQ(all["timings"]["prompt_per_token_ms"], 500.0);
   EXPECT_EQ(all["choices"][1]["index"], 1);
   EXPECT_EQ(all["choices"][1]["finish_reason"], "length");
 }
@@ -68,6 +74,16 @@ TEST(completions, usage_counts_the_tokens_of_every_prediction_also_of_an_empty_o
   const Json empty = details(R"(, "prediction": {"type": "content", "content": ""})");
   EXPECT_EQ(empty.value("accepted_prediction_tokens", -1), 0);
   EXPECT_EQ(empty.value("rejected_prediction_tokens", -1), 0);
+}
+
+TEST(completions, rates_of_an_answer_without_time_or_tokens_are_zero) {
+  const ApiRequest r = request_of(R"({"prompt": "x", "echo": true, "max_tokens": 0})", false);
+  std::vector<CompletionChoice> choices(1);
+  choices[0].outcome.prompt = choices[0].outcome.reused = 4;
+  const Json timings = parse_json(writer_of(r).whole(choices), "answer")["timings"];
+  for (const char* name :
+       {"prompt_per_token_ms", "prompt_per_second", "predicted_per_token_ms", "predicted_per_second"})
+    EXPECT_EQ(timings[name], 0) << name;
 }
 
 TEST(completions, an_answer_of_calls_alone_has_no_content) {

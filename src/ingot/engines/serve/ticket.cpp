@@ -30,13 +30,16 @@ void Service::Ticket::add_choice() {
 void Service::Ticket::set_echo(size_t index, std::string text, std::span<const int32_t> ids, size_t hidden) {
   Choice& c = choices_[index];
   c.echo.text = std::move(text);
-  c.offset = int64_t(c.echo.text.size());
+  c.offset = int64_t(c.echo.text.size()), c.characters = characters_in(c.echo.text);
   if (request_.logprobs < 0) return;
   c.scored = hidden == 0;  // nothing comes before the first token
-  int64_t offset = 0;
+  int64_t offset = 0, characters = 0;
+  Utf8Stream stream;  // a token may end inside a character
   for (const int32_t id : ids.subspan(hidden)) {
-    c.echo.tokens.push_back({.id = id, .offset = offset, .is_first = hidden == 0 && c.echo.tokens.empty()});
-    offset += int64_t(service_.vocabulary_.tokenizer->added_bytes(id).size());
+    const bool first = hidden == 0 && c.echo.tokens.empty();
+    c.echo.tokens.push_back({.id = id, .offset = offset, .characters = characters, .is_first = first});
+    const std::string bytes = service_.vocabulary_.tokenizer->added_bytes(id);
+    offset += int64_t(bytes.size()), characters += characters_in(stream.push(bytes));
   }
 }
 void Service::Ticket::set_grammar(std::shared_ptr<TokenGrammar> grammar) { grammar_ = std::move(grammar); }
@@ -98,11 +101,11 @@ bool Service::Ticket::token(size_t index, int32_t id, const TokenLogprobs* logpr
   time_token(c);
   if (grammar_) c.grammar_state = grammar_->next(c.grammar_state, id);
   echo(c, index);
-  show(index, moved(c.text.push(id, logprobs), c.offset));
+  show(index, moved(c.text.push(id, logprobs), c));
   return !c.text.ended();
 }
-AnswerPiece Service::Ticket::moved(AnswerPiece piece, int64_t bytes) {
-  for (TokenInfo& t : piece.tokens) t.offset += bytes;
+AnswerPiece Service::Ticket::moved(AnswerPiece piece, const Choice& c) {
+  for (TokenInfo& t : piece.tokens) t.offset += c.offset, t.characters += c.characters;
   return piece;
 }
 void Service::Ticket::echo(Choice& c, size_t index) {
@@ -152,7 +155,7 @@ void Service::Ticket::ended(size_t index, const ServeOutcome& o) {
   }
   if (!error_ && !abandoned_) {
     echo(c, index);
-    show(index, moved(c.text.finish(o.stop_id), c.offset));
+    show(index, moved(c.text.finish(o.stop_id), c));
     if (request_.stream && !writer_) {
       begin(index);
       answer_.event(completions_.end(index, o.finish, c.text.called()));

@@ -25,9 +25,9 @@ class Service::Ticket : public std::enable_shared_from_this<Service::Ticket> {
     AnswerText text;
     CompletionChoice ended;  // filled while the answer comes
     Clock::time_point latest = {};
-    AnswerPiece echo = {};  // the prompt, for a text that begins with the prompt
-    int64_t offset = 0;     // bytes of text before the answer
-    size_t scored = 0;      // tokens of the echo that have their logprobs
+    AnswerPiece echo = {};               // the prompt, for a text that begins with the prompt
+    int64_t offset = 0, characters = 0;  // bytes and characters of text before the answer
+    size_t scored = 0;                   // tokens of the echo that have their logprobs
     bool begun = false;
     int32_t grammar_state = 0;
   };
@@ -53,8 +53,8 @@ class Service::Ticket : public std::enable_shared_from_this<Service::Ticket> {
   // The grammar's masks of the next token and of the tokens after the draft's, as far as the grammar allows the draft.
   std::vector<ServeRequest::Mask> masks(int32_t state, std::span<const int32_t> draft);
   bool token(size_t index, int32_t id, const TokenLogprobs* logprobs);
-  // The piece, with the offsets of its tokens increased.
-  static AnswerPiece moved(AnswerPiece piece, int64_t bytes);
+  // The piece of a choice, with the places of its tokens counted from the beginning of the echo.
+  static AnswerPiece moved(AnswerPiece piece, const Choice& c);
   // Sends the echo after the prompt has been computed.
   void echo(Choice& c, size_t index);
   void time_token(Choice& c);
