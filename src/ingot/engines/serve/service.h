@@ -80,6 +80,7 @@ class Service {
   ServeRequest request_of(const ApiRequest& r, std::vector<int32_t> prompt, uint64_t seed,
                           const std::string& client) const;
   ChatConversation conversation_for(const ApiRequest& r) const;
+  std::vector<int32_t> chat_prompt(const ApiRequest& r) const;  // ApiError where the chat format refuses the request
   std::vector<int32_t> prediction_of(const ApiRequest& r, const std::vector<int32_t>& prompt) const;
   std::shared_ptr<TokenGrammar> grammar_of(const ApiRequest& r, const std::string& client);
   std::shared_ptr<const TokenTree> token_tree() const;

@@ -207,6 +207,56 @@ TEST(service, places_of_tokens_behind_an_echo_count_from_the_prompt) {
   const Json places = parse_json(body, "answer")["choices"][0]["logprobs"]["text_offset"];
   EXPECT_EQ(places[0], 0);
   EXPECT_EQ(places[1], 1);
+  // In characters, as OpenAI's clients index a text.
+  Heard wide;
+  s->ask(parse_api_request(R"({"prompt": "\u65e5x", "max_tokens": 1, "echo": true, "logprobs": 0})", false), "",
+         wide.answer());
+  const Json of_wide = parse_json(wide.end.get_future().get().second, "answer")["choices"][0]["logprobs"];
+  EXPECT_EQ(of_wide["text_offset"], (Json{0, 0, 0, 1, 2}));
+}
+
+// A format that refuses functions, calls and results.
+class NoFunctions final : public ChatFormat {
+ public:
+  const char* name() const override { return "none"; }
+  std::vector<std::string> efforts() const override { return {}; }
+  std::vector<int32_t> prompt(const ChatConversation& c) const override {
+    fail(ErrorCode::usage, "found ", c.functions.empty() ? "a result" : "functions");
+  }
+  std::vector<int32_t> stop_ids() const override { return {}; }
+  bool is_control(int32_t) const override { return false; }
+  std::unique_ptr<ChatParser> parser(std::vector<std::string>) const override { return nullptr; }
+  Grammar::Rule answer_rule(Grammar&, const ChatAnswerForm&) const override { return {}; }
+  std::vector<int32_t> grammar_controls() const override { return {}; }
+};
+
+TEST(service, a_request_that_the_chat_format_refuses_names_the_field) {
+  OpenedModel model;
+  model.decoder = std::make_unique<Uniform>();
+  const auto bpe = bytes();
+  Service s(std::move(model), {.tokenizer = bpe, .bpe = bpe.get(), .chat = std::make_shared<NoFunctions>()},
+            ServiceOptions{.name = "uniform"});
+  const auto param = [&](const ApiRequest& r) {
+    Heard heard;
+    try {
+      s.ask(r, "", heard.answer());
+    } catch (const ApiError& e) {
+      EXPECT_EQ(e.status, 400);
+      return e.param;
+    }
+    return std::string("accepted");
+  };
+  const std::string call = R"({"role": "assistant", "tool_calls": [{"id": "c", "function": {"name": "f"}}]}, )",
+                    result = R"({"role": "tool", "tool_call_id": "c", "content": "x"})";
+  EXPECT_EQ(param(parse_api_request(R"({"messages": [{"role": "user", "content": "a"}],
+      "tools": [{"type": "function", "function": {"name": "f"}}]})",
+                                    true)),
+            "tools");
+  EXPECT_EQ(param(parse_api_request("{\"messages\": [" + call + result + "]}", true)), "messages");
+  EXPECT_EQ(param(parse_responses_request(R"({"input": [
+      {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"},
+      {"type": "function_call_output", "call_id": "c", "output": "x"}]})")),
+            "input");
 }
 
 TEST(histogram, a_value_counts_up_to_the_first_bound_that_is_not_below) {

@@ -22,6 +22,19 @@ ChatConversation Service::conversation_for(const ApiRequest& r) const {
   return conversation;
 }
 
+std::vector<int32_t> Service::chat_prompt(const ApiRequest& r) const {
+  const ChatConversation conversation = conversation_for(r);
+  try {
+    return vocabulary_.chat->prompt(conversation);
+  } catch (const Error& e) {
+    if (e.code != ErrorCode::usage) throw;
+    // Some formats have no functions, or no calls of this form.
+    const bool calls = std::any_of(r.messages.begin(), r.messages.end(),
+                                   [](const ApiMessage& m) { return m.role == "tool" || !m.calls.empty(); });
+    throw ApiError(400, e.what(), !calls && !r.tools.empty() ? "tools" : r.responses ? "input" : "messages");
+  }
+}
+
 std::vector<Service::Prompt> Service::prompts_of(const ApiRequest& r) const {
   std::vector<Prompt> prompts;
   const int64_t context = model_.decoder->context();
@@ -34,7 +47,7 @@ std::vector<Service::Prompt> Service::prompts_of(const ApiRequest& r) const {
     if (!chats())
       throw ApiError(400, "found a chat, but " + options_.name + " has no chat format: expected POST /v1/completions",
                      "messages", "unsupported_model");
-    prompts.push_back({.ids = vocabulary_.chat->prompt(conversation_for(r))});
+    prompts.push_back({.ids = chat_prompt(r)});
   }
   for (size_t i = 0; i < r.prompts.size(); ++i) {
     const ApiPrompt& p = r.prompts[i];
