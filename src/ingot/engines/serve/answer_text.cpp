@@ -43,7 +43,7 @@ int64_t characters_in(std::string_view text) {
 }
 
 AnswerText::AnswerText(const Vocabulary& vocabulary, Options options)
-    : vocabulary_(vocabulary), stops_(std::move(options.stop)) {
+    : vocabulary_(vocabulary), stops_(std::move(options.stop)), one_call_(options.one_call) {
   if (options.chat) parser_ = vocabulary.chat->parser(std::move(options.functions));
 }
 
@@ -57,6 +57,10 @@ void AnswerText::add_text(AnswerPiece& piece, std::string_view text) {
 void AnswerText::add_deltas(AnswerPiece& piece, const std::vector<ChatDelta>& deltas) {
   for (const ChatDelta& d : deltas) {
     if (d.added.kind == ChatKind::call) {
+      if (d.begins && one_call_ && calls_ == 1) {
+        ended_ = true;
+        return;
+      }
       if (d.begins) ++calls_;
       piece.calls.push_back({.index = calls_ - 1,
                              .name = d.begins ? d.added.name : "",

@@ -61,6 +61,7 @@ class AnswerText {
     bool chat = false;                   // the ids are an answer in the vocabulary's chat format
     std::vector<std::string> stop;       // end the text; thoughts and calls are not searched
     std::vector<std::string> functions;  // the functions that the request declares
+    bool one_call = false;               // a second call ends the answer before the call
   };
   // The vocabulary must outlive this object.
   AnswerText(const Vocabulary& vocabulary, Options options);
@@ -80,6 +81,7 @@ class AnswerText {
   std::unique_ptr<ChatParser> parser_;
   Utf8Stream characters_;
   StopStrings stops_;
+  const bool one_call_;
   bool ended_ = false;
   bool cut_call_ = false;  // a stop id that is text ended the answer within a call
   size_t calls_ = 0;

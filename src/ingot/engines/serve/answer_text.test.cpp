@@ -168,6 +168,37 @@ TEST(answer_text, calls_of_undeclared_functions_are_calls_too) {
   EXPECT_EQ(h.read(said).calls, r.calls);  // nothing is declared
 }
 
+TEST(answer_text, a_second_call_ends_an_answer_that_may_have_one) {
+  const Harmony h;
+  const std::string call = "[channel]commentary to=functions.f[message]{\"a\": 1}[end]", again = "[start]assistant",
+                    text = "[start]assistant[channel]final[message]Yes.[end]";
+  using Calls = std::vector<std::pair<std::string, std::string>>;
+  const Calls one = {{"f", "{\"a\": 1}"}};
+  const auto both = h.read(call + again + call), first = h.read(call + again + call, {.one_call = true}),
+             last = h.read(text.substr(16) + again + call + again + call + text, {.one_call = true});
+  EXPECT_EQ(both.calls, (Calls{one[0], one[0]}));
+  EXPECT_FALSE(both.ended);
+  EXPECT_EQ(first.calls, one);
+  EXPECT_TRUE(first.ended && first.called);
+  EXPECT_EQ(last.calls, one);
+  EXPECT_EQ(last.text, "Yes.");
+  EXPECT_TRUE(last.called);
+  const auto alone = h.read(call + text, {.one_call = true});
+  EXPECT_EQ(alone.calls, one);
+  EXPECT_EQ(alone.text, "Yes.");
+  EXPECT_FALSE(alone.ended);
+}
+
+TEST(answer_text, places_of_tokens_are_counted_in_bytes_and_in_whole_characters) {
+  const Vocabulary v = bytes();
+  AnswerText a(v, {});
+  std::vector<int64_t> offsets, characters;
+  for (const TokenInfo& t : read(a, "\u65e5x\u00e9y", true).tokens)
+    offsets.push_back(t.offset), characters.push_back(t.characters);
+  EXPECT_EQ(offsets, (std::vector<int64_t>{0, 0, 0, 3, 4, 4, 6}));
+  EXPECT_EQ(characters, (std::vector<int64_t>{0, 0, 0, 1, 2, 2, 3}));
+}
+
 TEST(answer_text, a_stop_id_that_is_text_is_no_part_of_the_answer_and_completes_no_call) {
   const Harmony h;
   const std::string final = "[channel]final[message]", call = "[channel]commentary to=functions.f[message]";

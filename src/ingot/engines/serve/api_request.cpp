@@ -102,7 +102,7 @@ void read_chat(Object& body, const Source& source, ApiRequest& r, const ApiLimit
   body.unsupported("audio", nullptr);
   body.unsupported("web_search_options", nullptr);
   read_prediction(body, r);
-  body.ignore({"parallel_tool_calls", "verbosity"});
+  body.ignore({"verbosity"});
 }
 
 namespace {

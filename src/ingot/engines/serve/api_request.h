@@ -56,6 +56,7 @@ struct ApiRequest {
   std::vector<ChatFunction> tools;
   std::vector<std::string> strict;  // names of the functions whose arguments must be valid under their schema
   std::string forced;               // the function that must be called, kAnyFunction, or empty
+  bool one_call = false;            // the answer has at most one call
   ApiFormat format;
   std::string reasoning;  // one of chat_efforts(), or empty: the server's default
   int64_t n = 1;

@@ -99,7 +99,7 @@ void read_messages_tool_choice(Object& body, ApiRequest& r) {
   }
   if (type == "any" && r.tools.empty()) refuse("tool_choice", "found any without tools, expected at least one");
   if (type == "none") r.tools.clear(), r.strict.clear();
-  choice.ignore({"disable_parallel_tool_use"});
+  r.one_call = choice.flag("disable_parallel_tool_use");
   choice.finish();
 }
 

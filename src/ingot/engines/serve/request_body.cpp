@@ -117,6 +117,7 @@ void read_tools(Object& body, const Source& source, ApiRequest& r, const ApiLimi
 }
 
 void read_tool_choice(Object& body, ApiRequest& r) {
+  r.one_call = !body.flag("parallel_tool_calls", true);
   const Json* choice = body.find("tool_choice");
   if (choice == nullptr || *choice == "auto") return;
   if (*choice == "none") {

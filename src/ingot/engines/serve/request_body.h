@@ -173,7 +173,8 @@ std::vector<std::string> stops_of(const Json& stop, const ApiLimits& limits, con
 // Reads the model, the sampling options, the end of an answer and the stream; refuses fields of other servers.
 void read_common(Object& body, ApiRequest& r, const ApiLimits& limits);
 void read_tools(Object& body, const Source& source, ApiRequest& r, const ApiLimits& limits);
-void read_tool_choice(Object& body, ApiRequest& r);  // none, auto, required, or the name of one function
+// Reads none, auto, required, or the name of one function, and whether an answer may have several calls.
+void read_tool_choice(Object& body, ApiRequest& r);
 // Reads text, json_object or json_schema; `schema` holds the fields of json_schema, and `at` is the path of keys to it.
 void read_format(Object& format, Object* schema, const Source& source, std::vector<std::string> at, ApiRequest& r);
 bool is_schema_format(const Json& format);

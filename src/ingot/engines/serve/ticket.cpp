@@ -22,7 +22,7 @@ void Service::Ticket::begin_writer(int64_t prompt_tokens) {
   if (writer_) start_ = writer_->begin();
 }
 void Service::Ticket::add_choice() {
-  AnswerText::Options o{.chat = request_.chat, .stop = request_.stop};
+  AnswerText::Options o{.chat = request_.chat, .stop = request_.stop, .one_call = request_.one_call};
   for (const ChatFunction& f : request_.tools) o.functions.push_back(f.name);
   choices_.push_back({.text = AnswerText(service_.vocabulary_, o)});
   ++left_;
