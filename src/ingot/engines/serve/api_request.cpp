@@ -175,6 +175,7 @@ ApiRequest parse_api_request(std::string_view text, bool chat, const ApiLimits& 
     read_chat(body, Source(text), r, limits);
   else
     read_completion(body, r, limits);
+  refuse_fields_of_other_apis(body, r);
   body.finish();
   r.ignored = std::move(reading.ignored);
   if (int64_t(r.prompts.size()) * r.n > limits.choices)

@@ -316,8 +316,7 @@ TEST(api_request, fields_without_effect_are_ignored_and_named_and_null_is_absent
       "chat_template_kwargs": {"reasoning_effort": "high", "enable_thinking": true, "thinking": 1}, "top_k": -1, "repetition_penalty": 1.0,
       "top_logprobs": 0, "skip_special_tokens": true})",
       true);
-  EXPECT_EQ(r.ignored, (std::vector<std::string>{"messages[].content[].cache_control", "messages[].id",
-                                                 "chat_template_kwargs.thinking", "cache_prompt", "skip_special_tokens",
+  EXPECT_EQ(r.ignored, (std::vector<std::string>{"messages[].id", "chat_template_kwargs.thinking", "cache_prompt",
                                                  "temprature (did you mean temperature?)"}));
   EXPECT_EQ(r.reasoning, "high");
   EXPECT_EQ(r.sampling.top_k, 0);
@@ -345,6 +344,10 @@ TEST(api_request, a_field_that_would_change_the_answer_is_refused_unless_it_is_n
                                                {"add_generation_prompt", "true", "false"},
                                                {"bad_words", "[]", "[\"no\"]"},
                                                {"grammar", "\"\"", "\"root ::= x\""},
+                                               {"include_stop_str_in_output", "false", "true"},
+                                               {"skip_special_tokens", "true", "false"},
+                                               {"n_probs", "0", "3"},
+                                               {"thinking_token_budget", "null", "100"},
                                                {"guided_json", "null", "{}"},
                                                {"web_search_options", "null", "{}"}}) {
     const std::string name = std::string("\"") + field + "\": ";
@@ -420,6 +423,10 @@ TEST(api_request, an_effort_is_read_wherever_clients_write_it) {
   EXPECT_EQ(effort(R"("enable_thinking": false)"), "none");
   EXPECT_EQ(effort(R"("chat_template_kwargs": {"enable_thinking": true})"), "");
   EXPECT_EQ(effort(R"("reasoning_effort": "high", "chat_template_kwargs": {"enable_thinking": false})"), "high");
+  // As clients of DeepSeek's, GLM's and Kimi's models write it.
+  EXPECT_EQ(effort(R"("thinking": {"type": "disabled"})"), "none");
+  EXPECT_EQ(effort(R"("thinking": {"type": "enabled"})"), "");
+  expect_refusal(chat_with(R"("thinking": {"type": "no"})"), true, "thinking.type|");
   expect_refusal(chat_with(R"("chat_template_kwargs": {"enable_thinking": "no"})"), true,
                  "chat_template_kwargs.enable_thinking|");
 }

@@ -168,6 +168,7 @@ ApiRequest parse_messages_request(std::string_view text, const ApiLimits& limits
   Object body(json, "", reading);
   read_common(body, r, limits);
   read_messages(body, Source(text), r, limits);
+  refuse_fields_of_other_apis(body, r);
   body.finish();
   r.ignored = std::move(reading.ignored);
   return r;

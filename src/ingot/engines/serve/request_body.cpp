@@ -1,6 +1,6 @@
 #include "ingot/engines/serve/request_body.h"
 
-#include <cmath>
+#include <array>
 
 namespace ingot::request_body {
 
@@ -36,7 +36,7 @@ std::string content_of(const Json* content, const std::string& path, Reading& re
         type != "summary_text" && type != "refusal")
       refuse(part.path("type"), "found '", type.substr(0, 40), "', expected text: the model has no other input");
     text += part.require_text(type == "refusal" ? "refusal" : "text");
-    part.ignore({"annotations", "logprobs"});
+    part.ignore({"annotations", "logprobs", "citations", "cache_control", "prompt_cache_breakpoint"});
     part.finish();
   }
   return text;
@@ -172,6 +172,15 @@ namespace {
 void read_thinking_switch(Object& object, ApiRequest& r) {
   if (!object.flag("enable_thinking", true) && r.reasoning.empty()) r.reasoning = "none";
 }
+// The switch of clients of DeepSeek's, GLM's and Kimi's models.
+void read_thinking_type(Object& body, ApiRequest& r) {
+  if (body.find("thinking") == nullptr) return;
+  Object thinking = body.object("thinking");
+  thinking.require("type");
+  const std::string type = thinking.choice("type", {"enabled", "disabled", "adaptive", "auto"});
+  if (type == "disabled" && r.reasoning.empty()) r.reasoning = "none";
+  thinking.finish();
+}
 }  // namespace
 
 void read_effort(Object& body, ApiRequest& r) {
@@ -194,6 +203,7 @@ void read_effort(Object& body, ApiRequest& r) {
     arguments.finish();
   }
   read_thinking_switch(body, r);
+  read_thinking_type(body, r);
 }
 
 // --- all requests
@@ -218,16 +228,22 @@ std::vector<LogitBias> bias_of(const Json& json, const ApiLimits& limits) {
 void refuse_fields_of_other_servers(Object& body) {
   for (const char* factor : {"repetition_penalty", "repeat_penalty", "typical_p", "tfs_z", "length_penalty"})
     body.unsupported(factor, 1);
-  for (const char* amount : {"top_a", "mirostat", "dry_multiplier", "xtc_probability", "dynatemp_range", "min_tokens"})
+  for (const char* amount : {"top_a", "mirostat", "dry_multiplier", "xtc_probability", "dynatemp_range", "min_tokens",
+                             "min_keep", "n_probs"})
     body.unsupported(amount, 0);
-  for (const char* limit : {"n_predict", "truncate_prompt_tokens"}) body.unsupported(limit, -1);
-  for (const char* off : {"ignore_eos", "use_beam_search", "continue_final_message"}) body.unsupported(off, false);
-  body.unsupported("add_generation_prompt", true);
+  for (const char* limit : {"n_predict", "truncate_prompt_tokens", "top_n_sigma", "thinking_budget_tokens"})
+    body.unsupported(limit, -1);
+  for (const char* off : {"ignore_eos", "use_beam_search", "continue_final_message", "include_stop_str_in_output",
+                          "no_stop_trim", "return_tokens_as_token_ids"})
+    body.unsupported(off, false);
+  for (const char* on : {"add_generation_prompt", "skip_special_tokens"}) body.unsupported(on, true);
   for (const char* list : {"bad_words", "logits_processors", "documents", "lora"})
     body.unsupported(list, Json::array());
-  for (const char* text : {"grammar", "regex", "ebnf", "chat_template"}) body.unsupported(text, "");
+  for (const char* text : {"grammar", "regex", "ebnf", "chat_template", "stop_regex", "custom_logit_processor"})
+    body.unsupported(text, "");
   for (const char* other : {"guided_json", "guided_regex", "guided_choice", "guided_grammar", "structured_outputs",
-                            "json_schema", "allowed_token_ids", "logit_processors", "prompt_embeds", "prompt_logprobs"})
+                            "json_schema", "allowed_token_ids", "logit_processors", "prompt_embeds", "prompt_logprobs",
+                            "thinking_token_budget", "thinking_budget"})
     body.unsupported(other, nullptr);
 }
 
@@ -260,6 +276,55 @@ void read_common(Object& body, ApiRequest& r, const ApiLimits& limits) {
   body.ignore({"user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key",
                "prompt_cache_retention", "prompt_cache_options", "moderation", "client_metadata"});
   refuse_fields_of_other_servers(body);
+}
+
+void refuse_fields_of_other_apis(Object& body, const ApiRequest& r) {
+  // Names in completions, chats, responses and messages; empty: there is no such field.
+  using Names = std::array<const char*, 4>;
+  const Names limit = {"max_tokens", "max_completion_tokens", "max_output_tokens", "max_tokens"};
+  const Names format = {"", "response_format", "text.format", "output_config.format"};
+  const Names text = {"prompt", "messages", "input", "messages"};
+  const Names instructions = {"", "a message of the role system", "instructions", "system"};
+  const Names stop = {"stop", "stop", "", "stop_sequences"};
+  const Names thinking = {"", "reasoning_effort", "reasoning", "thinking"};
+  const Names logprobs = {"logprobs", "logprobs", "include", ""};
+  const Names none = {"", "", "", ""};
+  struct Field {
+    const char* name;
+    const Names& own;
+    Json neutral = nullptr;
+  };
+  const Json empty = Json::array(), off = false;
+  const size_t api = r.responses ? 2 : r.messages_api ? 3 : r.chat ? 1 : 0;
+  for (const Field& f : std::initializer_list<Field>{{"max_tokens", limit},
+                                                     {"max_completion_tokens", limit},
+                                                     {"max_output_tokens", limit},
+                                                     {"response_format", format, {{"type", "text"}}},
+                                                     {"text", format, Json::object()},
+                                                     {"output_config", format, Json::object()},
+                                                     {"prompt", text},
+                                                     {"messages", text},
+                                                     {"input", text},
+                                                     {"instructions", instructions, ""},
+                                                     {"system", instructions, ""},
+                                                     {"stop", stop, empty},
+                                                     {"stop_sequences", stop, empty},
+                                                     {"thinking", thinking},
+                                                     {"logprobs", logprobs, off},
+                                                     {"top_logprobs", logprobs, 0},
+                                                     {"tools", none, empty},
+                                                     {"echo", none, off},
+                                                     {"suffix", none, ""},
+                                                     {"previous_response_id", none},
+                                                     {"conversation", none},
+                                                     {"background", none, off}}) {
+    if (body.reads(f.name)) continue;
+    const Json* value = body.find(f.name);
+    if (value == nullptr || *value == f.neutral) continue;
+    const std::string own = f.own[api], path = body.path(f.name);
+    throw ApiError(400, path + ": this address has no such field" + (own.empty() ? "" : ", expected " + own), path,
+                   "unsupported_parameter");
+  }
 }
 
 }  // namespace ingot::request_body

@@ -55,6 +55,7 @@ class Object {
     const auto it = json_.find(key);
     return it == json_.end() || it->is_null() ? nullptr : &*it;
   }
+  bool reads(std::string_view key) const { return std::find(known_.begin(), known_.end(), key) != known_.end(); }
   std::string path(const std::string& key) const { return path_.empty() ? key : path_ + "." + key; }
   const Json& require(const char* key) {
     const Json* value = find(key);
@@ -107,7 +108,7 @@ class Object {
   }
   void finish() const {
     for (const auto& [key, value] : json_.items()) {
-      if (value.is_null() || std::find(known_.begin(), known_.end(), key) != known_.end()) continue;
+      if (value.is_null() || reads(key)) continue;
       const std::string near = nearest_name(key, known_);
       const std::string note = near.empty() ? "" : " (did you mean " + near + "?)";
       const std::string name = key.empty() ? path("''") : path(key);
@@ -172,6 +173,9 @@ std::vector<std::string> stops_of(const Json& stop, const ApiLimits& limits, con
 // --- fields of chats, completions and responses
 // Reads the model, the sampling options, the end of an answer and the stream; refuses fields of other servers.
 void read_common(Object& body, ApiRequest& r, const ApiLimits& limits);
+// Refuses the fields of the other APIs that would change the answer and that this API has under other names or not at
+// all. Call after all fields of this API were read.
+void refuse_fields_of_other_apis(Object& body, const ApiRequest& r);
 void read_tools(Object& body, const Source& source, ApiRequest& r, const ApiLimits& limits);
 // Reads none, auto, required, or the name of one function, and whether an answer may have several calls.
 void read_tool_choice(Object& body, ApiRequest& r);

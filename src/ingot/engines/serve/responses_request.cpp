@@ -154,6 +154,7 @@ ApiRequest parse_responses_request(std::string_view text, const ApiLimits& limit
   read_common(body, r, limits);
   const Source source(text);
   read_responses(body, source, r, limits);
+  refuse_fields_of_other_apis(body, r);
   body.finish();
   r.ignored = std::move(reading.ignored);
   r.repeated = repeated_fields(source.body(), r);
