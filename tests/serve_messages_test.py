@@ -118,6 +118,24 @@ class Messages(Said):
                 got = self.ask(server, status, headers)
                 self.assertEqual(got.get("error", {}).get("type"), None if status == 200 else "authentication_error", headers)
 
+    def test_a_request_of_claude_code_has_no_unknown_field_but_tools_of_servers(self):
+        server = self.serve(FINAL, "--strict-fields")
+        mark = dict(cache_control=dict(type="ephemeral"))
+        turns = [dict(role="user", content=[dict(type="text", text="Weather?", **mark)]),
+                 dict(role="assistant", content=[dict(type="thinking", thinking="hm", signature=""), dict(type="tool_use", id="toolu_1", name="weather", input=dict(city="Paris"), **mark)]),
+                 dict(role="user", content=[dict(type="tool_result", tool_use_id="toolu_1", is_error=False, content=[dict(type="text", text="Rain", **mark)], **mark), dict(type="text", text="Go on")])]
+        body = dict(max_tokens=32000, messages=turns, system=[dict(type="text", text="You are Claude Code.", **mark), dict(type="text", text="Be brief.", **mark)],
+                    tools=[dict(TOOLS[0], **mark)], thinking=dict(type="adaptive"), output_config=dict(effort="high"), metadata=dict(user_id="u"), temperature=1,
+                    context_management=dict(edits=[dict(type="clear_thinking_20251015", keep="all")]))
+        status, text, _ = server.request("POST", "/v1/messages?beta=true", dict(model="tiny", **body), {"anthropic-version": "2023-06-01", "anthropic-beta": "a,b"})
+        self.assertEqual(status, 200, text)
+        self.assertEqual(json.loads(text)["content"][0]["text"], "It rains STOP in Paris.")
+        counted = self.post(server, "/v1/messages/count_tokens?beta=true", model="tiny", **body)["input_tokens"]
+        self.assertEqual(counted, json.loads(text)["usage"]["input_tokens"] + json.loads(text)["usage"]["cache_read_input_tokens"])
+        searching = body | dict(tools=body["tools"] + [dict(type="web_search_20250305", name="web_search")])
+        self.assertIn("tools[1].type", self.ask(server, 400, **searching)["error"]["message"])
+        self.ask(self.serve(FINAL), **searching)  # without --strict-fields the tool is left out
+
     @unittest.skipIf(anthropic is None, "no Python package anthropic")
     def test_anthropic_s_own_client(self):
         client_of = lambda s: anthropic.Anthropic(base_url=f"http://127.0.0.1:{s.port}", api_key="none", max_retries=0, timeout=60)

@@ -1,5 +1,8 @@
 #include "ingot/engines/serve/messages.h"
 
+#include <algorithm>
+#include <utility>
+
 #include "ingot/io/json.h"
 
 namespace ingot {
@@ -103,7 +106,7 @@ std::string MessageWriter::end(const AnswerEnd& end) {
   std::string out = close();
   usage_ = end.usage;
   stop_string_ = end.stop_string;
-  const bool calls = !blocks_.empty() && blocks_.back().kind == Kind::call;
+  const bool calls = std::any_of(blocks_.begin(), blocks_.end(), [](const Block& b) { return b.kind == Kind::call; });
   stop_reason_ = end.cut ? "max_tokens" : !end.stop_string.empty() ? "stop_sequence" : calls ? "tool_use" : "end_turn";
   out += Json::event("message_delta",
                      {{"delta", {{"stop_reason", stop_reason_}, {"stop_sequence", Json::or_null(stop_string_)}}},

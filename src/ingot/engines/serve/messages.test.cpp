@@ -102,6 +102,17 @@ TEST(messages, arguments_that_are_no_object_are_put_into_an_object) {
   EXPECT_EQ(parse_json(w.whole(), "whole")["content"][0]["input"], (Json{{"arguments", "[1, 2"}}));
 }
 
+TEST(messages, an_answer_with_a_call_stops_for_the_tool_whatever_comes_after_the_call) {
+  MessageWriter w("msg_x", "m", 1, true);
+  w.begin();
+  w.add({.calls = {{.index = 0, .name = "f", .arguments = "{}"}}});
+  w.add({.text = "I have called f."});
+  w.end({});
+  const Json whole = parse_json(w.whole(), "whole");
+  EXPECT_EQ(whole["stop_reason"], "tool_use");
+  EXPECT_EQ(whole["content"].size(), 2u);
+}
+
 TEST(messages, errors_have_anthropic_s_form) {
   for (const auto& [status, type] : std::vector<std::pair<int, std::string>>{{400, "invalid_request_error"},
                                                                              {401, "authentication_error"},
@@ -130,6 +141,7 @@ TEST(messages_request, blocks_become_the_same_conversation_as_with_the_other_api
       "tools": [{"name": "weather", "description": "d", "input_schema": {"type": "object", "properties": {"z": {}, "a": {}}}},
         {"type": "web_search_20250305", "name": "web_search"}],
       "tool_choice": {"type": "tool", "name": "weather"}, "metadata": {"user_id": "u"}})");
+  EXPECT_EQ(r.ignored, std::vector<std::string>{"tools[] of type web_search_20250305"});
   EXPECT_TRUE(r.chat && r.messages_api && !r.shows_thoughts);
   EXPECT_EQ(r.tokens, 9);
   EXPECT_EQ(r.stop, std::vector<std::string>{"X"});
