@@ -17,12 +17,18 @@ try:
     import anthropic
 except ImportError:
     anthropic = None
+try:
+    import openai
+    import pydantic
+except ImportError:
+    openai = None
 
 CITY = dict(type="object", properties=dict(city=dict(type="string")))
 TOOLS = [dict(name="weather", description="Says it.", input_schema=CITY)]
 THOUGHT = ["<|channel|>", "analysis", "<|message|>", "let me see", "<|end|>", "<|start|>", "assistant"]
 ARGUMENTS = '{"city":"Paris"}'
 CALL = ["<|channel|>", "commentary to=functions.weather ", "<|constrain|>", "json", "<|message|>", ARGUMENTS, "<|call|>"]
+BOTH = ["<|channel|>", "commentary to=functions.weather ", "<|message|>", ARGUMENTS, "<|end|>", "<|start|>", "assistant", "<|channel|>", "commentary to=functions.now ", "<|message|>", "{ }", "<|call|>"]
 FINAL = ["<|channel|>", "final", "<|message|>", "It rains", " STOP ", "in Paris.", "<|return|>"]
 HI = [dict(role="user", content="Hi")]
 
@@ -166,6 +172,62 @@ class Calls(Said):
             choice = self.post(server, "/v1/chat/completions", messages=HI, tools=tools, max_tokens=60)["choices"][0]
             calls = [(c["function"]["name"], c["function"]["arguments"]) for c in choice["message"]["tool_calls"]]
             self.assertEqual((calls, choice["finish_reason"]), ([(name, ARGUMENTS)], "tool_calls"))
+
+
+    def test_an_answer_has_one_call_where_the_request_forbids_several(self):
+        server = self.serve(BOTH)
+        chat = [dict(type="function", function=dict(name=name, parameters=CITY)) for name in ("weather", "now")]
+        flat = [dict(type="function", **tool["function"]) for tool in chat]
+        own = [dict(name=name, input_schema=CITY) for name in ("weather", "now")]
+        for several, names in ((True, ["weather", "now"]), (False, ["weather"])):
+            choice = self.post(server, "/v1/chat/completions", messages=HI, tools=chat, parallel_tool_calls=several)["choices"][0]
+            self.assertEqual(([c["function"]["name"] for c in choice["message"]["tool_calls"]], choice["finish_reason"]), (names, "tool_calls"))
+            response = self.post(server, "/v1/responses", input=HI, tools=flat, parallel_tool_calls=several)
+            self.assertEqual(([item["name"] for item in response["output"]], response["status"]), (names, "completed"))
+            message = self.ask(server, tools=own, tool_choice=dict(type="auto", disable_parallel_tool_use=not several))
+            self.assertEqual(([block["name"] for block in message["content"]], message["stop_reason"]), (names, "tool_use"))
+            status, text, _ = server.request("POST", "/v1/chat/completions", dict(messages=HI, tools=chat, parallel_tool_calls=several, stream=True))
+            deltas = [json.loads(line[6:])["choices"][0]["delta"] for line in text.splitlines() if line.startswith("data: {")]
+            self.assertEqual([c["function"]["name"] for d in deltas for c in d.get("tool_calls", []) if "name" in c["function"]], names)
+
+
+@unittest.skipIf(openai is None, "no Python package openai")
+class Schemas(Said):
+    """Clients read answers without checking them. Here the clients' own types check every object and every event."""
+
+    def events(self, server, path, **body):
+        status, text, _ = server.request("POST", path, dict(stream=True, **body))
+        self.assertEqual(status, 200, text)
+        return [json.loads(line[6:]) for line in text.splitlines() if line.startswith("data: {")]
+
+    def test_answers_and_events_are_valid_under_the_types_of_the_clients(self):
+        from openai.types import Completion, responses
+        from openai.types.chat import ChatCompletion, ChatCompletionChunk
+        check = lambda kind, value: pydantic.TypeAdapter(kind).validate_python(value)
+        chat = [dict(type="function", function=dict(name="weather", parameters=CITY))]
+        flat = [dict(type="function", name="weather", parameters=CITY, strict=False)]
+        for script in (THOUGHT + CALL, THOUGHT + FINAL):
+            server = self.serve(script)
+            for more in ({}, dict(logprobs=True, top_logprobs=2)):
+                check(ChatCompletion, self.post(server, "/v1/chat/completions", messages=HI, tools=chat, **more))
+                for event in self.events(server, "/v1/chat/completions", messages=HI, tools=chat, stream_options=dict(include_usage=True), **more):
+                    check(ChatCompletionChunk, event)
+            for more in ({}, dict(logprobs=2)):
+                check(Completion, self.post(server, "/v1/completions", prompt="Hi", max_tokens=3, **more))
+            for more in ({}, dict(include=["message.output_text.logprobs"], top_logprobs=2)):
+                whole = self.post(server, "/v1/responses", input=HI, tools=flat, **more)
+                check(responses.Response, whole)
+                events = self.events(server, "/v1/responses", input=HI, tools=flat, **more)
+                for event in events:
+                    check(responses.ResponseStreamEvent, event)
+                logprobs = [[t["bytes"] for t in part["logprobs"]] for item in whole["output"] if item["type"] == "message" for part in item["content"]]
+                said = [list(map(len, FINAL[3:6]))] if script[-1] == FINAL[-1] else []
+                self.assertEqual([list(map(len, tokens)) for tokens in logprobs], said if more else [[] for _ in said])
+            if anthropic is not None:
+                body = dict(model="tiny", max_tokens=60, messages=HI, tools=TOOLS, thinking=dict(type="enabled", budget_tokens=1024))
+                check(anthropic.types.Message, self.ask(server, **body))
+                for event in self.events(server, "/v1/messages", **body):
+                    check(anthropic.types.RawMessageStreamEvent, event)
 
 
 class Tokens(Said):

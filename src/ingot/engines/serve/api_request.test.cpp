@@ -266,7 +266,7 @@ TEST(api_request, bad_items_are_refused_by_the_field_s_name) {
            {R"({"input": [{"type": "web_search_call"}]})", "input"},
            {R"({"input": [{"type": "item_reference", "id": "msg_1"}]})", "input[0].type"},
            {R"({"input": [{"type": "compaction", "encrypted_content": "x"}]})", "input[0].type"},
-           {R"({"input": "a", "top_logprobs": 2})", "top_logprobs"},
+           {R"({"input": "a", "top_logprobs": 21})", "top_logprobs"},
            {R"({"input": "a", "prompt": {"id": "p"}})", "prompt"},
            {R"({"input": [{"type": "function_call", "call_id": "c", "name": "a b", "arguments": ""}]})",
             "input[0].name"},
@@ -355,6 +355,82 @@ TEST(api_request, a_field_that_would_change_the_answer_is_refused_unless_it_is_n
     EXPECT_EQ(refusal(chat_with(name + other), true), std::string(field) + "|unsupported_parameter|" + field +
                                                           ": this server does not support the field; leave it out");
   }
+}
+
+// The beginnings of requests, without the closing brace, and the functions that parse them.
+struct Api {
+  std::string begin;
+  ApiRequest (*parse)(const std::string& body);
+};
+const Api kCompletions = {R"({"prompt": "a")", [](const std::string&b) { return parse_api_request(b, false); }},
+          kChats = {R"({"messages": [{"role": "user", "content": "a"}])",
+                    [](const std::string&b) { return parse_api_request(b, true); }},
+          kResponses = {R"({"input": "a")", [](const std::string&b) { return parse_responses_request(b); }},
+          kMessages = {R"({"max_tokens": 5, "messages": [{"role": "user", "content": "a"}])",
+                       [](const std::string&b) { return parse_messages_request(b); }};
+
+TEST(api_request, a_field_of_another_api_is_refused_with_the_name_that_this_api_has) {
+  struct Case {
+    const Api& api;
+    const char *field, *neutral, *other, *own;
+  };
+  const char json[] = R"({"type": "json_object"})", text[] = R"({"type": "text"})", tool[] = R"([{"name": "f"}])";
+  for (const Case& c : std::initializer_list<Case>{
+           {kCompletions, "max_completion_tokens", "null", "5", ", expected max_tokens"},
+           {kCompletions, "response_format", text, json, ""},
+           {kCompletions, "messages", "null", "[]", ", expected prompt"},
+           {kCompletions, "tools", "[]", tool, ""},
+           {kChats, "max_output_tokens", "null", "5", ", expected max_completion_tokens"},
+           {kChats, "text", "{}", R"({"format": {"type": "json_object"}})", ", expected response_format"},
+           {kChats, "system", R"("")", R"("Be brief.")", ", expected a message of the role system"},
+           {kChats, "stop_sequences", "[]", R"(["a"])", ", expected stop"},
+           {kChats, "echo", "false", "true", ""},
+           {kChats, "previous_response_id", "null", R"("resp_1")", ""},
+           {kResponses, "max_tokens", "null", "5", ", expected max_output_tokens"},
+           {kResponses, "response_format", text, json, ", expected text.format"},
+           {kResponses, "logprobs", "false", "true", ", expected include"},
+           {kMessages, "max_completion_tokens", "null", "5", ", expected max_tokens"},
+           {kMessages, "response_format", text, json, ", expected output_config.format"},
+           {kMessages, "instructions", R"("")", R"("Be brief.")", ", expected system"},
+           {kMessages, "logprobs", "false", "true", ""}}) {
+    const std::string begin = c.api.begin + ", \"" + c.field + "\": ";
+    EXPECT_TRUE(c.api.parse(begin + c.neutral + "}").ignored.empty()) << c.field;
+    try {
+      c.api.parse(begin + c.other + "}");
+      ADD_FAILURE() << "it was read: " << c.field;
+    } catch (const ApiError& e) {
+      EXPECT_EQ(std::pair(e.param, e.code), std::pair(std::string(c.field), std::string("unsupported_parameter")));
+      EXPECT_EQ(e.what(), std::string(c.field) + ": this address has no such field" + c.own);
+    }
+  }
+}
+
+TEST(api_request, an_answer_may_have_several_calls_unless_the_request_says_no) {
+  for (const Api* api : {&kChats, &kResponses}) {
+    EXPECT_FALSE(api->parse(api->begin + "}").one_call);
+    EXPECT_FALSE(api->parse(api->begin + R"(, "parallel_tool_calls": true})").one_call);
+    EXPECT_TRUE(api->parse(api->begin + R"(, "parallel_tool_calls": false})").one_call);
+    EXPECT_THROW(api->parse(api->begin + R"(, "parallel_tool_calls": 0})"), ApiError);
+  }
+  EXPECT_FALSE(kMessages.parse(kMessages.begin + R"(, "tool_choice": {"type": "auto"}})").one_call);
+  EXPECT_TRUE(
+      kMessages.parse(kMessages.begin + R"(, "tool_choice": {"type": "auto", "disable_parallel_tool_use": true}})")
+          .one_call);
+}
+
+TEST(api_request, a_response_has_log_probabilities_where_include_or_top_logprobs_asks_for_them) {
+  const auto logprobs = [](const std::string& more) {
+    return kResponses.parse(kResponses.begin + more + "}").logprobs;
+  };
+  const std::string asked = R"(, "include": ["reasoning.encrypted_content", "message.output_text.logprobs"])";
+  EXPECT_EQ(logprobs(""), -1);
+  EXPECT_EQ(logprobs(R"(, "include": ["reasoning.encrypted_content"], "top_logprobs": 0)"), -1);
+  EXPECT_EQ(logprobs(asked), 0);
+  EXPECT_EQ(logprobs(asked + R"(, "top_logprobs": 3)"), 3);
+  EXPECT_EQ(logprobs(R"(, "top_logprobs": 3)"), 3);
+  for (const char* bad : {R"(, "include": "message.output_text.logprobs")", R"(, "include": [1])",
+                          R"(, "top_logprobs": 21)", R"(, "top_logprobs": true)"})
+    EXPECT_THROW(logprobs(bad), ApiError) << bad;
 }
 
 TEST(api_request, stop_token_ids_are_a_list_of_ids_in_chats_and_completions) {
@@ -486,14 +562,19 @@ TEST(api_request, a_response_repeats_the_fields_of_its_request) {
   const auto repeated = [](const std::string& more) {
     return parse_json(parse_responses_request("{\"input\": \"a\"" + more + "}").repeated, "repeated");
   };
-  EXPECT_EQ(repeated(""),
-            parse_json(R"({"instructions": null, "max_output_tokens": null, "metadata": {}, "parallel_tool_calls": true,
-      "previous_response_id": null, "reasoning": {"effort": null, "summary": null}, "store": false, "temperature": 1.0,
-      "text": {"format": {"type": "text"}}, "tool_choice": "auto", "tools": [], "top_p": 1, "truncation": "disabled"})",
-                       "expected"));
+  EXPECT_EQ(
+      repeated(""),
+      parse_json(R"({"background": false, "frequency_penalty": 0.0, "instructions": null, "max_output_tokens": null,
+      "max_tool_calls": null, "metadata": {}, "parallel_tool_calls": true, "presence_penalty": 0.0,
+      "previous_response_id": null, "prompt_cache_key": null, "reasoning": {"effort": null, "summary": null},
+      "safety_identifier": null, "service_tier": "default", "store": false, "temperature": 1.0,
+      "text": {"format": {"type": "text"}}, "tool_choice": "auto", "tools": [], "top_logprobs": 0, "top_p": 1,
+      "truncation": "disabled"})",
+                 "expected"));
   const Json all = repeated(
       R"(, "instructions": "Be brief.", "max_output_tokens": 5, "metadata": {"a": "b"}, "parallel_tool_calls": false,
-      "reasoning": {"effort": "xhigh"}, "temperature": 0.5, "top_p": 0.9, "text": {"verbosity": "low", "format": null}, "tool_choice": "none",
+      "reasoning": {"effort": "xhigh"}, "temperature": 0.5, "top_p": 0.9, "top_logprobs": 2, "presence_penalty": 1, "prompt_cache_key": "k",
+      "safety_identifier": "s", "max_tool_calls": 3, "service_tier": "flex", "text": {"verbosity": "low", "format": null}, "tool_choice": "none",
       "tools": [{"type": "web_search"}, {"type": "function", "name": "f", "parameters": {"type": "object"}}], "store": true)");
   EXPECT_EQ(all["instructions"], "Be brief.");
   EXPECT_EQ(all["max_output_tokens"], 5);
@@ -502,6 +583,12 @@ TEST(api_request, a_response_repeats_the_fields_of_its_request) {
   EXPECT_EQ(all["reasoning"]["effort"], "xhigh");
   EXPECT_EQ(all["temperature"], 0.5);
   EXPECT_EQ(all["top_p"], 0.9);
+  EXPECT_EQ(all["top_logprobs"], 2);
+  EXPECT_EQ(all["presence_penalty"], 1);
+  EXPECT_EQ(all["prompt_cache_key"], "k");
+  EXPECT_EQ(all["safety_identifier"], "s");
+  EXPECT_EQ(all["max_tool_calls"], 3);
+  EXPECT_EQ(all["service_tier"], "default");  // the only tier
   EXPECT_EQ(all["text"], parse_json(R"({"verbosity": "low", "format": {"type": "text"}})", "expected"));
   EXPECT_EQ(all["tool_choice"], "none");
   EXPECT_EQ(all["tools"],

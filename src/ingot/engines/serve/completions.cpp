@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "ingot/engines/serve/logprobs_json.h"
 #include "ingot/engines/serve/random_word.h"
 #include "ingot/io/json.h"
 
@@ -16,26 +17,6 @@ const char* reason_of(Finish finish, bool called) {
   return finish == Finish::length || finish == Finish::context ? "length" : called ? "tool_calls" : "stop";
 }
 
-// JSON has no infinity; OpenAI's API writes -9999.
-double finite(double logprob) { return std::max(logprob, -9999.0); }
-
-OrderedJson token_json(const Tokenizer& tokenizer, int32_t id, double logprob) {
-  const std::string bytes = tokenizer.token_bytes(id);
-  OrderedJson list = OrderedJson::array();
-  for (const char c : bytes) list.push_back(int(uint8_t(c)));
-  return {{"token", bytes}, {"logprob", finite(logprob)}, {"bytes", list}};
-}
-OrderedJson chat_logprobs(const Tokenizer& tokenizer, const std::vector<TokenInfo>& tokens) {
-  OrderedJson content = OrderedJson::array();
-  for (const TokenInfo& t : tokens) {
-    OrderedJson entry = token_json(tokenizer, t.id, t.logprobs.sampled);
-    entry["top_logprobs"] = OrderedJson::array();
-    for (const TokenLogprob& top : t.logprobs.top)
-      entry["top_logprobs"].push_back(token_json(tokenizer, top.id, top.logprob));
-    content.push_back(entry);
-  }
-  return {{"content", content}, {"refusal", nullptr}};
-}
 OrderedJson completion_logprobs(const Tokenizer& tokenizer, const std::vector<TokenInfo>& tokens) {
   OrderedJson r = {{"tokens", OrderedJson::array()},
                    {"token_logprobs", OrderedJson::array()},
@@ -49,11 +30,11 @@ OrderedJson completion_logprobs(const Tokenizer& tokenizer, const std::vector<To
       r["top_logprobs"].push_back(nullptr);
       continue;
     }
-    r["token_logprobs"].push_back(finite(t.logprobs.sampled));
+    r["token_logprobs"].push_back(finite_logprob(t.logprobs.sampled));
     OrderedJson top = OrderedJson::object();
     // Two tokens may have the same text once incomplete characters are replaced: the likelier token stays.
     for (const TokenLogprob& p : t.logprobs.top)
-      top.emplace(shown_text(tokenizer.token_bytes(p.id)), finite(p.logprob));
+      top.emplace(shown_text(tokenizer.token_bytes(p.id)), finite_logprob(p.logprob));
     r["top_logprobs"].push_back(top);
   }
   return r;
@@ -88,7 +69,8 @@ struct CompletionWriter::Json {
   }
   static OrderedJson logprobs(const CompletionWriter& w, const std::vector<TokenInfo>& tokens) {
     if (w.request_.logprobs < 0) return nullptr;
-    return w.request_.chat ? chat_logprobs(w.tokenizer_, tokens) : completion_logprobs(w.tokenizer_, tokens);
+    if (!w.request_.chat) return completion_logprobs(w.tokenizer_, tokens);
+    return {{"content", logprobs_json(w.tokenizer_, tokens)}, {"refusal", nullptr}};
   }
   static std::string event(const CompletionWriter& w, size_t index, const OrderedJson& delta_or_text,
                            const OrderedJson& logprobs, const char* reason) {

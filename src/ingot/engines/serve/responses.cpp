@@ -1,22 +1,32 @@
 #include "ingot/engines/serve/responses.h"
 
+#include <ctime>
+#include <utility>
+
+#include "ingot/engines/serve/logprobs_json.h"
 #include "ingot/io/json.h"
 
 namespace ingot {
 
 struct ResponseWriter::Json {
   ResponseWriter& w;
-  static OrderedJson part(const Item& item) {
-    if (item.kind == Kind::reasoning) return {{"type", "reasoning_text"}, {"text", item.text}};
-    return {{"type", "output_text"}, {"text", item.text}, {"annotations", OrderedJson::array()}};
+  static OrderedJson logprobs(const ResponseWriter& w, const std::vector<TokenInfo>& tokens) {
+    return w.tokenizer_ == nullptr ? OrderedJson::array() : logprobs_json(*w.tokenizer_, tokens);
   }
-  static OrderedJson of(const Item& item) {
+  static OrderedJson part(const ResponseWriter& w, const Item& item) {
+    if (item.kind == Kind::reasoning) return {{"type", "reasoning_text"}, {"text", item.text}};
+    return {{"type", "output_text"},
+            {"text", item.text},
+            {"annotations", OrderedJson::array()},
+            {"logprobs", logprobs(w, item.tokens)}};
+  }
+  static OrderedJson of(const ResponseWriter& w, const Item& item) {
     const std::string status = item.status;
     if (item.kind == Kind::call)
       return {{"id", item.id},           {"type", "function_call"}, {"status", status},
               {"call_id", item.call_id}, {"name", item.name},       {"arguments", item.text}};
     const OrderedJson content =
-        item.text.empty() && status == "in_progress" ? OrderedJson::array() : OrderedJson::array({part(item)});
+        item.text.empty() && status == "in_progress" ? OrderedJson::array() : OrderedJson::array({part(w, item)});
     if (item.kind == Kind::reasoning)
       return {{"id", item.id},
               {"type", "reasoning"},
@@ -26,17 +36,18 @@ struct ResponseWriter::Json {
     return {{"id", item.id}, {"type", "message"}, {"status", status}, {"role", "assistant"}, {"content", content}};
   }
   static OrderedJson response(const ResponseWriter& w) {
-    OrderedJson r = {
-        {"id", w.id_}, {"object", "response"}, {"created_at", w.created_}, {"status", w.status_}, {"model", w.model_}};
+    OrderedJson r = {{"id", w.id_}, {"object", "response"}, {"created_at", w.created_}};
+    r["completed_at"] = w.completed_ == 0 ? OrderedJson() : OrderedJson(w.completed_);
+    r.update({{"status", w.status_}, {"model", w.model_}});
     r["error"] = w.error_.empty() ? OrderedJson() : OrderedJson{{"code", "server_error"}, {"message", w.error_}};
     r["incomplete_details"] = w.status_ == "incomplete" ? OrderedJson{{"reason", "max_output_tokens"}} : OrderedJson();
     r["output"] = OrderedJson::array();
-    for (const Item& item : w.items_) r["output"].push_back(of(item));
+    for (const Item& item : w.items_) r["output"].push_back(of(w, item));
     r.update(OrderedJson::parse(w.repeated_));
     r["usage"] = nullptr;
     if (w.status_ != "in_progress" && w.status_ != "failed")
       r["usage"] = {{"input_tokens", w.usage_.prompt},
-                    {"input_tokens_details", {{"cached_tokens", w.usage_.cached}}},
+                    {"input_tokens_details", {{"cached_tokens", w.usage_.cached}, {"cache_write_tokens", 0}}},
                     {"output_tokens", w.usage_.tokens},
                     {"output_tokens_details", {{"reasoning_tokens", w.usage_.thought_tokens}}},
                     {"total_tokens", w.usage_.prompt + w.usage_.tokens}};
@@ -66,8 +77,13 @@ const char* name_of_delta(bool call, bool reasoning) {
 }
 }  // namespace
 
-ResponseWriter::ResponseWriter(std::string id, std::string model, int64_t created, std::string repeated)
-    : id_(std::move(id)), model_(std::move(model)), repeated_(std::move(repeated)), created_(created) {}
+ResponseWriter::ResponseWriter(std::string id, std::string model, int64_t created, std::string repeated,
+                               const Tokenizer* tokenizer)
+    : id_(std::move(id)),
+      model_(std::move(model)),
+      repeated_(std::move(repeated)),
+      created_(created),
+      tokenizer_(tokenizer) {}
 
 std::string ResponseWriter::begin() {
   Json json{*this};
@@ -84,18 +100,20 @@ std::string ResponseWriter::open(Kind kind, const CallPiece& call) {
   if (kind == Kind::call) item.call_id = "call_" + number + call.id;
   items_.push_back(item);
   open_ = true;
-  out += json.item_event("response.output_item.added", {{"item", Json::of(item)}});
-  if (kind != Kind::call) out += json.item_event("response.content_part.added", {{"part", Json::part(item)}});
+  out += json.item_event("response.output_item.added", {{"item", Json::of(*this, item)}});
+  if (kind != Kind::call) out += json.item_event("response.content_part.added", {{"part", Json::part(*this, item)}});
   return out;
 }
 
-std::string ResponseWriter::grow(Kind kind, const std::string& text) {
+std::string ResponseWriter::grow(Kind kind, const std::string& text, const std::vector<TokenInfo>& tokens) {
   std::string out;
   if (!open_ || items_.back().kind != kind) out = open(kind);
-  items_.back().text += text;
+  Item& item = items_.back();
+  item.text += text;
+  if (tokenizer_ != nullptr) item.tokens.insert(item.tokens.end(), tokens.begin(), tokens.end());
   const std::string type = name_of_delta(kind == Kind::call, kind == Kind::reasoning);
   OrderedJson more = {{"delta", text}};
-  if (kind == Kind::message) more["logprobs"] = OrderedJson::array();
+  if (kind == Kind::message) more["logprobs"] = Json::logprobs(*this, tokens);
   return out + Json{*this}.item_event(type + ".delta", more);
 }
 
@@ -110,17 +128,17 @@ std::string ResponseWriter::close(const char* status) {
     out = json.item_event(type + ".done", {{"name", item.name}, {"arguments", item.text}});
   } else {
     OrderedJson more = {{"text", item.text}};
-    if (item.kind == Kind::message) more["logprobs"] = OrderedJson::array();
+    if (item.kind == Kind::message) more["logprobs"] = Json::logprobs(*this, item.tokens);
     out = json.item_event(type + ".done", more);
-    out += json.item_event("response.content_part.done", {{"part", Json::part(item)}});
+    out += json.item_event("response.content_part.done", {{"part", Json::part(*this, item)}});
   }
-  return out + json.item_event("response.output_item.done", {{"item", Json::of(item)}});
+  return out + json.item_event("response.output_item.done", {{"item", Json::of(*this, item)}});
 }
 
 std::string ResponseWriter::add(const AnswerPiece& piece) {
   std::string out;
   if (!piece.reasoning.empty()) out += grow(Kind::reasoning, piece.reasoning);
-  if (!piece.text.empty()) out += grow(Kind::message, piece.text);
+  if (!piece.text.empty()) out += grow(Kind::message, piece.text, piece.tokens);
   for (const CallPiece& call : piece.calls) {
     if (!call.name.empty()) out += open(Kind::call, call);
     out += grow(Kind::call, call.arguments);
@@ -132,6 +150,7 @@ std::string ResponseWriter::end(const AnswerEnd& end) {
   status_ = end.cut ? "incomplete" : "completed";
   std::string out = close(status_.c_str());
   usage_ = end.usage;
+  completed_ = std::time(nullptr);
   return out + Json{*this}.event_with_response("response." + status_);
 }
 

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "ingot/io/json.h"
+#include "ingot/text/byte_tokenizer.test.h"
 
 namespace ingot {
 namespace {
@@ -57,6 +58,36 @@ TEST(responses, the_last_event_holds_the_object_that_the_earlier_events_build) {
   EXPECT_EQ(r["output"][3]["name"], "g");
   EXPECT_EQ(r["usage"]["total_tokens"], 10);
   EXPECT_EQ(r["usage"]["input_tokens_details"]["cached_tokens"], 2);
+  EXPECT_EQ(r["usage"]["input_tokens_details"]["cache_write_tokens"], 0);
+  EXPECT_TRUE(events.front()["response"]["completed_at"].is_null());
+  EXPECT_GT(r["completed_at"], r["created_at"]);
+  EXPECT_EQ(r["output"][1]["content"][0]["logprobs"], Json::array());
+}
+
+TEST(responses, log_probabilities_are_in_the_events_and_in_the_item_where_the_request_asks_for_them) {
+  const testing::ByteTokenizer tokenizer;
+  const auto token = [](char c, double p) { return TokenInfo{.id = c, .logprobs = {.sampled = p, .top = {{c, p}}}}; };
+  ResponseWriter w("resp_x", "m", 5, "{}", &tokenizer);
+  std::string text = w.begin() + w.add({.reasoning = "Hm"});
+  text += w.add({.text = "Ye", .tokens = {token('Y', -1), token('e', -2)}});
+  text += w.add({.text = "s", .tokens = {token('s', -3)}});
+  const std::vector<Json> events = events_of(text + w.end({}));
+  const auto entry = [](const char* name, double p) {
+    const Json plain = {{"token", name}, {"logprob", p}, {"bytes", Json::array({name[0]})}};
+    Json with_top = plain;
+    with_top["top_logprobs"] = Json::array({plain});
+    return with_top;
+  };
+  const Json first = Json::array({entry("Y", -1), entry("e", -2)}), second = Json::array({entry("s", -3)}),
+             all = Json::array({first[0], first[1], second[0]});
+  std::vector<Json> deltas;
+  for (const Json& e : events) {
+    if (e["type"] == "response.output_text.delta") deltas.push_back(e["logprobs"]);
+    if (e["type"] == "response.output_text.done") EXPECT_EQ(e["logprobs"], all);
+    if (e["type"] == "response.content_part.done" && e["output_index"] == 1) EXPECT_EQ(e["part"]["logprobs"], all);
+  }
+  EXPECT_EQ(deltas, (std::vector<Json>{first, second}));
+  EXPECT_EQ(events.back()["response"]["output"][1]["content"][0]["logprobs"], all);
 }
 
 TEST(responses, a_response_that_is_cut_or_fails_has_the_status_and_the_reason) {

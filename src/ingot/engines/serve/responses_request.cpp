@@ -84,6 +84,20 @@ void read_input(Object& body, ApiRequest& r) {
   if (r.messages.size() == before) refuse("input", "found no item that can be read, expected at least one message");
 }
 
+// Further values of `include` name parts of a response that only tools of OpenAI's servers add, or the encrypted
+// content of reasoning, which the response has as text.
+void read_response_logprobs(Object& body, ApiRequest& r, const ApiLimits& limits) {
+  if (const Json* include = body.find("include")) {
+    if (!include->is_array()) refuse_value("include", *include, "a list of strings");
+    for (size_t i = 0; i < include->size(); ++i) {
+      if (!(*include)[i].is_string()) refuse_value(element("include", i), (*include)[i], "a string");
+      if ((*include)[i] == "message.output_text.logprobs") r.logprobs = 0;
+    }
+  }
+  if (const auto top = body.integer("top_logprobs", 0, limits.logprobs); top && (*top > 0 || r.logprobs == 0))
+    r.logprobs = *top;
+}
+
 void read_responses(Object& body, const Source& source, ApiRequest& r, const ApiLimits& limits) {
   read_input(body, r);
   if (r.n != 1) refuse("n", "found ", r.n, ", expected 1");
@@ -108,10 +122,10 @@ void read_responses(Object& body, const Source& source, ApiRequest& r, const Api
   body.unsupported("prompt", nullptr);
   body.unsupported("background", false);
   body.unsupported("stop_token_ids", Json::array());
-  body.unsupported("top_logprobs", 0);
+  read_response_logprobs(body, r, limits);
   // truncation does not shorten a conversation that fits, and max_tool_calls counts only calls that a server executes
   // itself.
-  body.ignore({"parallel_tool_calls", "include", "truncation", "max_tool_calls"});
+  body.ignore({"truncation", "max_tool_calls"});
 }
 
 // The fields of a request that its response repeats, with the values that were used.
@@ -127,18 +141,26 @@ std::string repeated_fields(const OrderedJson& body, const ApiRequest& r) {
   OrderedJson text = given("text", format);
   if (!text.contains("format") || text["format"].is_null()) text["format"] = format["format"];
   OrderedJson fields;
+  fields["background"] = false;
+  fields["frequency_penalty"] = r.frequency_penalty;
   fields["instructions"] = given("instructions", nullptr);
   fields["max_output_tokens"] = given("max_output_tokens", nullptr);
+  fields["max_tool_calls"] = given("max_tool_calls", nullptr);
   fields["metadata"] = given("metadata", OrderedJson::object());
   fields["parallel_tool_calls"] = given("parallel_tool_calls", true);
+  fields["presence_penalty"] = r.presence_penalty;
   fields["previous_response_id"] = nullptr;
+  fields["prompt_cache_key"] = given("prompt_cache_key", nullptr);
   fields["reasoning"] = {{"effort", r.reasoning.empty() ? OrderedJson() : OrderedJson(r.reasoning)},
                          {"summary", nullptr}};
+  fields["safety_identifier"] = given("safety_identifier", nullptr);
+  fields["service_tier"] = "default";
   fields["store"] = false;
   fields["temperature"] = r.sampling.temperature;
   fields["text"] = text;
   fields["tool_choice"] = given("tool_choice", "auto");
   fields["tools"] = tools;
+  fields["top_logprobs"] = std::max<int64_t>(r.logprobs, 0);
   fields["top_p"] = given("top_p", 1);
   fields["truncation"] = given("truncation", "disabled");
   return write_json(fields);

@@ -14,7 +14,8 @@ namespace ingot {
 Service::Ticket::Ticket(Service& service, const ApiRequest& request, ApiAnswer answer)
     : service_(service), request_(request), answer_(std::move(answer)) {
   if (request.responses)
-    writer_ = std::make_unique<ResponseWriter>(id_, service.options_.name, created_, request.repeated);
+    writer_ = std::make_unique<ResponseWriter>(id_, service.options_.name, created_, request.repeated,
+                                               request.logprobs < 0 ? nullptr : service.vocabulary_.tokenizer.get());
 }
 void Service::Ticket::begin_writer(int64_t prompt_tokens) {
   if (request_.messages_api)
