@@ -292,7 +292,7 @@ class Engine(unittest.TestCase):
         self.assertLess(len(got.ids), 10)
         with self.assertRaisesRegex(KeyError, "mine"):
             gpt_oss.generate("user", on_text=lambda *_: {}["mine"], **options)
-        with self.assertRaisesRegex(RuntimeError, "an answer under way in another thread"):
+        with self.assertRaisesRegex(RuntimeError, "found an answer under way, expected one at a time"):
             gpt_oss.generate("user", on_text=lambda *_: gpt_oss.generate("user", **options), **options)
         self.assertEqual(len(gpt_oss.generate("user", raw=True, **GREEDY).logprobs), 0)
 
@@ -337,6 +337,7 @@ class Engine(unittest.TestCase):
                 (ValueError, "engine: date: found '2026-02-30', expected one like", dict(prompt="Hi.", date="2026-02-30")),
                 (ValueError, "engine: stop: found 'int', expected text", dict(prompt="Hi.", stop=[5])),
                 (ValueError, "engine: stop: found 5, expected text or a list of texts", dict(prompt="Hi.", stop=5)),
+                (ValueError, "engine: on_text: found 5, expected a function or None", dict(prompt="Hi.", on_text=5)),
                 (ValueError, "engine: system: found 'int', expected text", dict(prompt="Hi.", system=5)),
                 (ValueError, "engine: found a conversation of 800173 tokens, expected fewer than 131072, the context", dict(prompt="Hi. " * 200_000))):
             with self.assertRaisesRegex(error, message) as raised:
@@ -345,6 +346,11 @@ class Engine(unittest.TestCase):
         self.assertEqual(gpt_oss.generate("Hi.", **GREEDY).ids, want)
         with self.assertRaisesRegex(FileNotFoundError, "no such"):
             ingot.engine.Model(MODEL.directory / "nothing")
+        for path in (None, 5):
+            with self.assertRaisesRegex(ValueError, f"^engine: path: found {path}, expected a path$"):
+                ingot.engine.Model(path)
+        with self.assertRaisesRegex(ValueError, "^engine: tokenizer: found 5, expected a path$"):
+            ingot.engine.Model(MODEL.model, tokenizer=5)
         for message, options in (("device: found 'tpu', expected 'auto', 'cpu' or 'cuda'", dict(device="tpu")), ("context: found -1, expected 0 to", dict(context=-1)),
                                  ("found 1000000 tokens, expected at most 131072", dict(context=1_000_000))):
             with self.assertRaisesRegex(ValueError, message) as raised:

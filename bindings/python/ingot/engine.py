@@ -92,6 +92,13 @@ def _text(name, value):
     return value
 
 
+def _path(name, value):
+    try:
+        return os.fsdecode(value)
+    except TypeError:
+        raise _wrong(name, value, "a path") from None
+
+
 def _ids(name, value):
     try:
         return [_integer(name, i, -(2**31), 2**31 - 1) for i in value]
@@ -240,6 +247,7 @@ class Model:
 
     def __init__(self, path, *, device="auto", tokenizer=None, chat_format=None, context=0, quant=False, dense=None, draft="none", draft_max=7, draft_costs=(),
                  draft_layers=(), draft_window=0, draft_dense=None, draft_exact=False):
+        path, tokenizer = _path("path", path), "" if tokenizer is None else _path("tokenizer", tokenizer)
         if device not in ("auto", "cpu", "cuda"):
             raise _wrong("device", device, "'auto', 'cpu' or 'cuda'")
         if chat_format is not None and chat_format not in _C.chat_formats():
@@ -261,12 +269,12 @@ class Model:
             for name, value, without in (("draft_costs", draft_costs, ()), ("draft_exact", draft_exact, False)):
                 if value:
                     raise _wrong(name, value, f"{without} without drafts")
-        self._engine = _C.Engine(str(path), str(tokenizer or ""), chat_format or "", device, _integer("context", context, 0, 2**31 - 1), bool(quant), dense or "", str(draft),
+        self._engine = _C.Engine(path, tokenizer, chat_format or "", device, _integer("context", context, 0, 2**31 - 1), bool(quant), dense or "", str(draft),
                                  _integer("draft_max", draft_max, 1, 7), costs, layers, _integer("draft_window", draft_window, 0, 2**31 - 1),
                                  draft_dense or "", bool(draft_exact))
         for name, value in self._engine.about().items():
             setattr(self, name, value)
-        self._path = str(path)
+        self._path = path
 
     def close(self):
         """Frees the model's memory, as leaving a `with` block does. Further calls of a closed model are a ValueError."""
@@ -329,6 +337,8 @@ class Model:
         stop = () if stop is None else [stop] if isinstance(stop, str) else stop
         if not isinstance(stop, (list, tuple)):
             raise _wrong("stop", stop, "text or a list of texts")
+        if on_text is not None and not callable(on_text):
+            raise _wrong("on_text", on_text, "a function or None")
         stops = _Stops([_text("stop", s) for s in stop])
         said, channels = [], []  # the text that is shown, with its channels
 

@@ -164,8 +164,7 @@ class Engine {
   template <class Work> auto unlocked(Work&& work) {
     nb::gil_scoped_release released;
     const std::unique_lock<std::mutex> alone(busy_, std::try_to_lock);
-    if (!alone.owns_lock())
-      fail(ErrorCode::busy, "engine: found an answer under way in another thread, expected one at a time");
+    if (!alone.owns_lock()) fail(ErrorCode::busy, "engine: found an answer under way, expected one at a time");
     return work();
   }
 
