@@ -51,7 +51,7 @@ if(INGOT_TESTS)
   # The package as installed, its Python files linked so that an edit needs no build.
   set(stage ${CMAKE_CURRENT_BINARY_DIR}/python/ingot)
   file(MAKE_DIRECTORY ${stage}/ops)
-  file(GLOB python_files CONFIGURE_DEPENDS RELATIVE ${python_dir}/ingot ${python_dir}/ingot/*.py ${python_dir}/ingot/ops/*.py)
+  file(GLOB python_files CONFIGURE_DEPENDS RELATIVE ${python_dir}/ingot ${python_dir}/ingot/*.py ${python_dir}/ingot/*.pyi ${python_dir}/ingot/py.typed ${python_dir}/ingot/ops/*.py)
   foreach(name ${python_files})
     set(file ${python_dir}/ingot/${name})
     file(CREATE_LINK ${file} ${stage}/${name} SYMBOLIC)

@@ -70,6 +70,7 @@ def check_wheel(wheel: pathlib.Path) -> str:
         metadata = archive.read(next(n for n in names if n.endswith(".dist-info/METADATA"))).decode()
         cuda = has_kernels(archive.read(next(n for n in names if n.startswith("ingot/_C."))))
     assert f"\nVersion: {VERSION}\n" in metadata and "\nLicense-Expression: Apache-2.0\n" in metadata, metadata[:1000]
+    assert {"ingot/py.typed", "ingot/functional.pyi"} <= set(names), f"{wheel.name}: no types"
     # The description of a package must not have paths of the machine that made the package.
     assert not re.search(r"/(home|root|work|tmp)/", metadata), metadata
     for part in ("LICENSE", "packaging/LICENSES.md", *(f"third_party/{name}.txt" for name in ("nanobind", "robin_map", "nlohmann-json", "Unicode"))):

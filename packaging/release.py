@@ -132,7 +132,7 @@ def make_wheel(python: str, build: pathlib.Path, out: pathlib.Path, info_files: 
     tag = run(python, "-c", "import sys; print('cp%d%d' % sys.version_info[:2])").strip()
     tag = f"{tag}-{tag}-{platform_tag(module)}"
     package = TREE / "bindings/python"
-    files = {str(f.relative_to(package)): f.read_bytes() for f in (package / "ingot").rglob("*.py")}
+    files = {str(f.relative_to(package)): f.read_bytes() for f in (package / "ingot").rglob("*") if f.suffix in (".py", ".pyi", ".typed")}
     files[f"ingot/{module.name}"] = module.read_bytes()
     files |= info_files
     info = next(iter(info_files)).split("/")[0]
