@@ -117,6 +117,13 @@ def test_bf16_sums_the_gradient_of_the_weights_for_few_chunks_only(rows, classes
     assert _loss._accumulator(x, weight) is wanted
 
 
+def test_sums_of_a_gradient_may_exceed_fp16_where_the_mean_does_not(device):
+    x = torch.full((2000, 8), 200.0, device=device, dtype=torch.float16)
+    w = torch.zeros(2, 8, device=device, dtype=torch.float16, requires_grad=True)
+    functional.linear_cross_entropy(x, w, torch.zeros(2000, device=device, dtype=torch.int64)).backward()
+    assert w.grad.tolist() == [[-100.0] * 8, [100.0] * 8]  # of sums of 200,000
+
+
 def test_rows_that_do_not_count(device):
     for ignored in (-100, 3):
         (x, w, b), target = case(device)

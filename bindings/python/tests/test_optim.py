@@ -149,6 +149,23 @@ def test_where_matrices_lie_changes_no_bit(device):
     assert lone.all.data_ptr() not in (memory.data_ptr(), together[1].data_ptr())
 
 
+def test_matrices_at_uneven_places_of_one_memory(device):
+    memory = torch.zeros(1000, device=device)
+    for starts in ((0, 200, 500), (0, 300, 600), (600, 0, 300)):
+        memory.copy_(torch.linspace(-1, 1, 1000))
+        uneven = [memory[at:at + 192].view(8, 24).requires_grad_() for at in starts]
+        apart = [p.detach().clone().requires_grad_() for p in uneven]
+        between = torch.ones(1000, dtype=torch.bool)
+        for at in starts:
+            between[at:at + 192] = False
+        before = memory[between.to(device)].clone()
+        for parameters in (uneven, apart):
+            train(optim.Muon(parameters, lr=0.1), parameters, 2)
+        for p, q in zip(uneven, apart):
+            assert torch.equal(p, q), starts
+        assert torch.equal(memory[between.to(device)], before), starts
+
+
 def test_one_call_for_a_shape(device, monkeypatch):
     seen, op = [], optim.muon_op
     monkeypatch.setattr(optim, "muon_op", lambda p, *a: (seen.append(tuple(p.shape)), op(p, *a)))

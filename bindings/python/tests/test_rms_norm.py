@@ -217,6 +217,16 @@ def test_rows_without_columns_have_gradients_without_elements(device, rows):
             assert g.shape == t.shape
 
 
+def test_a_weight_of_two_dimensions_is_refused(device):
+    x = torch.randn(3, 8, device=device)
+    for grad in (False, True):
+        weight = torch.ones(1, 8, device=device, requires_grad=grad)  # whose gradient would have another shape
+        for call in (lambda: functional.rms_norm(x, weight), lambda: functional.rms_norm(x, weight, residual=x),
+                     lambda: torch.ops.ingot.rms_norm(x, weight, None, False)):
+            with pytest.raises(ValueError, match=r"rms_norm: weight: found shape \(1, 8\), expected \(8,\)"):
+                call()
+
+
 def test_a_residual_of_another_shape_is_refused(device):
     x = torch.randn(2, 3, 8, device=device)
     for residual in (x.flatten(0, 1), x[:1], x.new_empty(0, 8), x[..., :4]):
