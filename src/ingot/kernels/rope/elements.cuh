@@ -26,6 +26,17 @@ __device__ inline void for_each_element(const RopeParams& p, int64_t token, uint
   for (uint32_t c = 2 * p.half + lane; c < p.head_dim; c += p.lanes) pass(c);
 }
 
+// Elements `one` and `two` of a head, which are a pair, after the rotation.
+struct RotatedPair {
+  float a, b;
+};
+template <class T>
+__device__ inline RotatedPair rotated(const T* head, uint32_t one, uint32_t two, float cos, float sin) {
+  RotatedPair pair{tile::to_float(head[one]), tile::to_float(head[two])};
+  rotate_pair(pair.a, pair.b, cos, sin);
+  return pair;
+}
+
 template <class T>
 __global__ void __launch_bounds__(kRopeThreads) rotate_elements(const __grid_constant__ RopeParams p) {
   if (p.early) ptx::let_next_kernel_start();
@@ -53,10 +64,9 @@ __global__ void __launch_bounds__(kRopeThreads) rotate_elements(const __grid_con
   for_each_element(
       p, token, lane.remainder,
       [&](uint32_t one, uint32_t two, float cos, float sin) {
-        float a = tile::to_float(x[one]), b = tile::to_float(x[two]);
-        rotate_pair(a, b, cos, sin);
-        y[one] = tile::from_float<T>(a * factor);
-        y[two] = tile::from_float<T>(b * factor);
+        const RotatedPair g = rotated(x, one, two, cos, sin);
+        y[one] = tile::from_float<T>(g.a * factor);
+        y[two] = tile::from_float<T>(g.b * factor);
       },
       [&](uint32_t c) { y[c] = tile::from_float<T>(tile::to_float(x[c]) * factor); });
 }
@@ -71,11 +81,10 @@ __device__ inline void backward_element_head(const RopeParams& p, int64_t token,
     for_each_element(
         p, token, lane,
         [&](uint32_t one, uint32_t two, float cos, float sin) {
-          float a = tile::to_float(dy[one]), b = tile::to_float(dy[two]);
-          rotate_pair(a, b, cos, sin);
+          const RotatedPair g = rotated(dy, one, two, cos, sin);
           const float xa = tile::to_float(x[one]), xb = tile::to_float(x[two]);
           sum[0] += xa * xa + xb * xb;
-          sum[1] += xa * a + xb * b;
+          sum[1] += xa * g.a + xb * g.b;
         },
         [&](uint32_t c) {
           const float value = tile::to_float(x[c]);
@@ -91,11 +100,10 @@ __device__ inline void backward_element_head(const RopeParams& p, int64_t token,
   for_each_element(
       p, token, lane,
       [&](uint32_t one, uint32_t two, float cos, float sin) {
-        float a = tile::to_float(dy[one]), b = tile::to_float(dy[two]);
-        rotate_pair(a, b, cos, sin);
+        const RotatedPair g = rotated(dy, one, two, cos, sin);
         const float xa = tile::to_float(x[one]), xb = tile::to_float(x[two]);
-        dx[one] = tile::from_float<T>(factor * (a - xa * along_x));
-        dx[two] = tile::from_float<T>(factor * (b - xb * along_x));
+        dx[one] = tile::from_float<T>(factor * (g.a - xa * along_x));
+        dx[two] = tile::from_float<T>(factor * (g.b - xb * along_x));
       },
       [&](uint32_t c) {
         dx[c] = tile::from_float<T>(factor * (tile::to_float(dy[c]) - tile::to_float(x[c]) * along_x));
