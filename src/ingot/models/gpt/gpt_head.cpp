@@ -90,17 +90,9 @@ void Gpt::Impl::losses_per_segment(LinearCrossEntropy ce, const detail::CallCont
   std::span<const int32_t> cu = call.scored_cu;
   while (cu.size() > 2 && cu[cu.size() - 2] == cu.back())
     cu = cu.first(cu.size() - 1);  // the last segment has no adapters
-  const auto product = [&](const Tensor& a, bool ta, const Tensor& b, bool tb, const Tensor& into, double beta) {
-    matmul_each({.a = a,
-                 .b = b,
-                 .c = into,
-                 .transpose_a = ta,
-                 .transpose_b = tb,
-                 .beta = beta,
-                 .products = options.products,
-                 .workspace = buffers.linear_workspace},
-                options.stream);
-  };
+  const detail::AdapterCall by{
+      .products = options.products, .workspace = buffers.linear_workspace, .stream = options.stream};
+  const auto product = [&by](const auto&... arguments) { detail::multiply_segments(by, arguments...); };
   detail::for_each_run(cu, cu, [&](const detail::SegmentRun& run) {
     product(run.of(f), false, run.each_of(pair.a), true, run.of(low), 0);
   });

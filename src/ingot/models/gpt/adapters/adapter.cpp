@@ -19,19 +19,6 @@ Tensor folded_rows(const Tensor& memory, const Tensor& w, const SegmentRun& run,
   const Shape all{run.first + run.count, w.rows() + more_rows, w.cols()};
   return run.each_of(Tensor(memory.data, memory.dtype, all, memory.device));
 }
-void product(const AdapterCall& c, const Tensor& a, bool ta, const Tensor& b, bool tb, const Tensor& into, double beta,
-             const Tensor& add = {}) {
-  matmul_each({.a = a,
-               .b = b,
-               .c = into,
-               .transpose_a = ta,
-               .transpose_b = tb,
-               .beta = beta,
-               .products = c.products,
-               .add = add,
-               .workspace = c.workspace},
-              c.stream);
-}
 // Calls use(adapter, its first row, the row after its last).
 template <class Use> void each_adapter(std::span<const AdapterCall> adapters, Use&& use) {
   int64_t row = 0;
@@ -48,8 +35,8 @@ Tensor fold(std::span<const AdapterCall> adapters, const Tensor& w, const Segmen
   const int64_t rank = rider != nullptr ? rider->a.size(1) : 0;
   const Tensor own = folded_rows(adapters.front().folded, w, run, rank);
   each_adapter(adapters, [&](const AdapterCall& c, int64_t row, int64_t end) {
-    product(c, run.each_of(c.pair->b), false, run.each_of(c.pair->a), false, own.slice(1, row, end), 1,
-            w.slice(0, row, end));
+    multiply_segments(c, run.each_of(c.pair->b), false, run.each_of(c.pair->a), false, own.slice(1, row, end), 1,
+                      w.slice(0, row, end));
   });
   if (rider != nullptr)
     copy({.from = run.each_of(rider->a), .to = own.slice(1, w.rows(), w.rows() + rank)}, adapters.front().stream);
@@ -57,6 +44,20 @@ Tensor fold(std::span<const AdapterCall> adapters, const Tensor& w, const Segmen
 }
 
 }  // namespace
+
+void multiply_segments(const AdapterCall& call, const Tensor& a, bool transpose_a, const Tensor& b, bool transpose_b,
+                       const Tensor& c, double beta, const Tensor& add) {
+  matmul_each({.a = a,
+               .b = b,
+               .c = c,
+               .transpose_a = transpose_a,
+               .transpose_b = transpose_b,
+               .beta = beta,
+               .products = call.products,
+               .add = add,
+               .workspace = call.workspace},
+              call.stream);
+}
 
 // Whether folding pays for w (N, K): a document's own weights are N K numbers to write and read, and save N + K numbers
 // for each of the document's tokens.
@@ -76,7 +77,7 @@ void adapted_linear(std::span<const AdapterCall> adapters, const Tensor& x, cons
   const AdapterCall& all = adapters.front();
   if (rider != nullptr || adapters_fold(all, w))
     return for_each_run(all.cu, all.cu, [&](const SegmentRun& run) {
-      product(all, run.of(x), false, fold(adapters, w, run, rider), true, run.of(y), 0);
+      multiply_segments(all, run.of(x), false, fold(adapters, w, run, rider), true, run.of(y), 0);
     });
   linear({.x = x, .w = w, .y = y, .products = all.products, .workspace = all.workspace}, all.stream);
   each_adapter(adapters, [&](const AdapterCall& c, int64_t row, int64_t end) {
@@ -107,17 +108,17 @@ void adapted_linear_backward(std::span<const AdapterCall> adapters, const Tensor
     if (dx) {
       const Tensor weights = all.kept ? folded_rows(all.kept, w, run, more_rows)
                                       : fold(adapters, w, run, rider != nullptr ? rider->pair : nullptr);
-      product(all, run.of(dy), false, weights, false, run.of(dx), accumulate_dx ? 1 : 0);
+      multiply_segments(all, run.of(dy), false, weights, false, run.of(dx), accumulate_dx ? 1 : 0);
     }
     if (all.grad == nullptr || !all.grad->a) return;
     const Tensor g = folded_rows(all.folded, w, run, more_rows);
-    product(all, run.of(dy), true, run.of(x), false, g, 0);
+    multiply_segments(all, run.of(dy), true, run.of(x), false, g, 0);
     if (rider != nullptr)
       copy({.from = g.slice(1, w.rows(), g.size(1)), .to = run.each_of(rider->grad->a)}, all.stream);
     each_adapter(adapters, [&](const AdapterCall& c, int64_t row, int64_t end) {
       const Tensor own = g.slice(1, row, end);
-      product(c, own, false, run.each_of(c.pair->a), true, run.each_of(c.grad->b), c.write_grad ? 0 : 1);
-      product(c, run.each_of(c.pair->b), true, own, false, run.each_of(c.grad->a), c.write_grad ? 0 : 1);
+      multiply_segments(c, own, false, run.each_of(c.pair->a), true, run.each_of(c.grad->b), c.write_grad ? 0 : 1);
+      multiply_segments(c, run.each_of(c.pair->b), true, own, false, run.each_of(c.grad->a), c.write_grad ? 0 : 1);
     });
   });
 }
@@ -126,8 +127,8 @@ bool adapter_forward(const AdapterCall& c, const Tensor& x, const Tensor& y, boo
   if (c.pair == nullptr || !c.pair->a) return false;
   const Tensor low = low_rows(c.low, x.rows(), c.pair->a.size(1));
   for_each_run(c.cu, c.cu, [&](const SegmentRun& run) {
-    if (!c.rides) product(c, run.of(x), false, run.each_of(c.pair->a), true, run.of(low), 0);
-    product(c, run.of(low), false, run.each_of(c.pair->b), true, run.of(y), add ? 1 : 0);
+    if (!c.rides) multiply_segments(c, run.of(x), false, run.each_of(c.pair->a), true, run.of(low), 0);
+    multiply_segments(c, run.of(low), false, run.each_of(c.pair->b), true, run.of(y), add ? 1 : 0);
   });
   return true;
 }
@@ -140,12 +141,12 @@ bool adapter_backward(const AdapterCall& c, const Tensor& x, const Tensor& dy, c
   for_each_run(c.cu, c.cu, [&](const SegmentRun& run) {
     const Tensor xs = run.of(x), dys = run.of(dy), h = run.of(low), dh = run.of(low_grad);
     const Tensor a = run.each_of(c.pair->a), b = run.each_of(c.pair->b);
-    product(c, dys, false, b, false, dh, 0);
-    if (!c.rides && dx) product(c, dh, false, a, false, run.of(dx), add ? 1 : 0);
+    multiply_segments(c, dys, false, b, false, dh, 0);
+    if (!c.rides && dx) multiply_segments(c, dh, false, a, false, run.of(dx), add ? 1 : 0);
     if (!learn) return;
-    if (!c.low_kept) product(c, xs, false, a, true, h, 0);
-    product(c, dys, true, h, false, run.each_of(c.grad->b), c.write_grad ? 0 : 1);
-    if (!c.rides) product(c, dh, true, xs, false, run.each_of(c.grad->a), c.write_grad ? 0 : 1);
+    if (!c.low_kept) multiply_segments(c, xs, false, a, true, h, 0);
+    multiply_segments(c, dys, true, h, false, run.each_of(c.grad->b), c.write_grad ? 0 : 1);
+    if (!c.rides) multiply_segments(c, dh, true, xs, false, run.each_of(c.grad->a), c.write_grad ? 0 : 1);
   });
   return true;
 }

@@ -38,6 +38,10 @@ void adapted_linear(std::span<const AdapterCall> adapters, const Tensor& x, cons
 void adapted_linear_backward(std::span<const AdapterCall> adapters, const Tensor& x, const Tensor& w, const Tensor& dw,
                              const Tensor& dy, const Tensor& dx, bool accumulate_dx,
                              const AdapterCall* rider = nullptr);
+// c[s] = op(a[s]) op(b[s]) + beta c[s] for the segments of a run, by the products of `call`; with `add`, which all
+// segments share, + beta add.
+void multiply_segments(const AdapterCall& call, const Tensor& a, bool transpose_a, const Tensor& b, bool transpose_b,
+                       const Tensor& c, double beta, const Tensor& add = {});
 // Whether W + B A is computed for these adapters, where `folded` has room for so many rows.
 bool adapters_fold(const AdapterCall& c, const Tensor& w, int64_t more_rows = 0);
 
