@@ -83,7 +83,7 @@ template <class T> __global__ void __launch_bounds__(kThreads) product_kernel(co
   const int down = int(threadIdx.x) / kAcross, across = int(threadIdx.x) % kAcross;
   TileAt t;
   for (uint32_t i = blockIdx.x; find_tile(p, i, t); i += gridDim.x) {
-    // Both the rows of x (a) and the matrix of the expert (b), or dy and x, whose rows are K.
+    // a has the rows of x or dy, b the expert's matrix. With sums_rows a is dy and b is x, and their rows are K.
     const T* const a = p.a.data;
     const T* const b = p.b.data + (p.sums_rows ? 0 : int64_t(t.expert) * p.b.matrix);
     float sums[kEach][kEach] = {};

@@ -47,8 +47,8 @@ static_assert(to_256_layout(kMlpMaxLayers).size <= kMlpSharedBytes, "the deepest
 
 __device__ __forceinline__ uint32_t panels_of(uint32_t columns) { return (columns + 63) / 64; }
 
-// 16 rows of x, for a warp of each warpgroup in turn: a warp that has read its own rows issues the copy for the second
-// warpgroup's warp.
+// The memory of 16 rows of x, which a warp of each warpgroup uses in turn: a warp that has read its own rows issues the
+// copy of the rows of the other warpgroup's warp into the same memory.
 struct TurningRows {
   static constexpr uint32_t kPanel = kWarpRows * 128;
   char* rows;
@@ -255,8 +255,8 @@ struct Block {
   char* staging;
 };
 
-// The last layer is never activated; or, in instances for values alone, always; or, in instances for values and slopes,
-// as the network requires. Values of T are stored while the next layer multiplies them, and arguments before.
+// The last layer of a kernel: never activated; always activated, where the kernel computes values alone; activated, and
+// the slopes of all layers stored beside the values; or activated where the network requires it.
 enum class Last { linear, activated, sloped, any };
 // Values of T are stored while the next layer multiplies them, and arguments before.
 template <class F, Save kSave, Last kLast>
