@@ -50,6 +50,17 @@ def assert_close(got, want, name):
     assert error <= allowed(got.dtype), f"{name}: {error}"
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_the_log_of_the_sums_has_the_precision_of_fp32(device, dtype):
+    if device.type == "cuda" and dtype is torch.float32:
+        pytest.skip("attention on a GPU has 16 bits")
+    q, k, v = (torch.randn(2, 40, 3, 64, device=device).to(dtype) for _ in range(3))
+    lse = flash_attn_func(q, k, v, return_attn_probs=True)[1]
+    scores = torch.einsum("bqhd,bkhd->bhqk", q.double(), k.double()) / 8
+    # A score is a sum of 64 products in fp32; exponentials and their sum round a few times more.
+    torch.testing.assert_close(lse.double(), scores.logsumexp(-1), rtol=0, atol=2e-5)
+
+
 @pytest.mark.parametrize("deterministic", [True, False])
 @pytest.mark.parametrize("options", OPTIONS)
 def test_batches_forward_and_backward(device, options, deterministic):

@@ -10,7 +10,7 @@ from torch import nn
 
 import ingot
 from conftest import DEVICE, has_loss
-from ingot import hf
+from ingot import functional, hf
 
 
 with_loss = pytest.mark.skipif(not has_loss(DEVICE), reason="this build has no cross entropy on a GPU")
@@ -244,8 +244,10 @@ def test_copies_and_replicas_of_patched_modules_compute_with_their_own_weights(d
         assert torch.equal(twin[name](x), m[name](x))  # copies compute with their own forward from then on
 
 
-def test_accelerates_hooks_and_a_patch_come_and_go_in_any_order(device):
+def test_accelerates_hooks_and_a_patch_come_and_go_in_any_order(device, monkeypatch):
     hooks = pytest.importorskip("accelerate.hooks")
+    calls, kernel = [], functional.rms_norm
+    monkeypatch.setattr(functional, "rms_norm", lambda *given, **options: (calls.append(1), kernel(*given, **options))[1])
 
     class Doubles(hooks.ModelHook):
         def post_forward(self, module, output):
@@ -264,7 +266,10 @@ def test_accelerates_hooks_and_a_patch_come_and_go_in_any_order(device):
             else:
                 hooked = action == "hook"
                 hooks.add_hook_to_module(m, Doubles()) if hooked else hooks.remove_hook_from_module(m)
+            calls.clear()
             torch.testing.assert_close(m(x), plain * (2 if hooked else 1), rtol=1e-5, atol=1e-5)
+            patched = order.find("patch") <= order.find(action) < order.find("undo")
+            assert len(calls) == patched, (order, action)
         assert type(m) is LlamaNorm and torch.equal(m(x), plain)
 
 
