@@ -72,6 +72,9 @@ class Messages(Said):
         stopped = self.ask(server, stop_sequences=["no", "STOP"])
         self.assertEqual((stopped["stop_reason"], stopped["stop_sequence"], stopped["content"][0]["text"]), ("stop_sequence", "STOP", "It rains "))
         counted = self.post(server, "/v1/messages/count_tokens", model="tiny", messages=HI, system="Be brief.")
+        long = [dict(role="user", content="x" * 300000)]  # more than the context
+        self.assertGreater(self.post(server, "/v1/messages/count_tokens", model="tiny", messages=long)["input_tokens"], 300000)
+        self.assertIn("fewer than 8192", self.ask(server, 400, messages=long)["error"]["message"])
         usage = message["usage"]
         self.assertEqual(counted["input_tokens"], usage["input_tokens"] + usage["cache_read_input_tokens"])
         self.assertGreater(self.ask(server, system="Be brief.")["usage"]["cache_read_input_tokens"], 20)
@@ -245,6 +248,8 @@ class Tokens(Said):
         back = self.post(server, "/detokenize", tokens=llama["tokens"])
         self.assertEqual((back["prompt"], back["content"]), (text, text))
         self.assertEqual(self.post(server, "/detokenize", tokens=[])["content"], "")
+        long = self.post(server, "/tokenize", messages=[dict(role="user", content="x" * 9000)])
+        self.assertGreater(long["count"], long["max_model_len"])
         chat = self.post(server, "/tokenize", messages=HI, model="tiny")
         self.assertEqual(chat["count"], self.post(server, "/v1/chat/completions", messages=HI, max_tokens=1)["usage"]["prompt_tokens"])
         for path, body in (("/tokenize", {}), ("/tokenize", dict(prompt=1)), ("/detokenize", dict(tokens=[1 << 20])), ("/detokenize", dict(tokens="a"))):

@@ -23,6 +23,9 @@ ChatConversation Service::conversation_for(const ApiRequest& r) const {
 }
 
 std::vector<int32_t> Service::chat_prompt(const ApiRequest& r) const {
+  if (!chats())
+    throw ApiError(400, "found a chat, but " + options_.name + " has no chat format: expected POST /v1/completions",
+                   "messages", "unsupported_model");
   const ChatConversation conversation = conversation_for(r);
   try {
     return vocabulary_.chat->prompt(conversation);
@@ -43,12 +46,7 @@ std::vector<Service::Prompt> Service::prompts_of(const ApiRequest& r) const {
                    detail::concat("found ", r.messages.size(), " messages, expected fewer than the context's ", context,
                                   " tokens"),
                    r.responses ? "input" : "messages", "context_length_exceeded");
-  if (r.chat) {
-    if (!chats())
-      throw ApiError(400, "found a chat, but " + options_.name + " has no chat format: expected POST /v1/completions",
-                     "messages", "unsupported_model");
-    prompts.push_back({.ids = chat_prompt(r)});
-  }
+  if (r.chat) prompts.push_back({.ids = chat_prompt(r)});
   for (size_t i = 0; i < r.prompts.size(); ++i) {
     const ApiPrompt& p = r.prompts[i];
     const std::string param = r.prompts.size() > 1 ? detail::concat("prompt[", i, "]") : "prompt";
@@ -91,15 +89,17 @@ std::vector<int32_t> Service::prediction_of(const ApiRequest& r, const std::vect
   return {end_of_prompt - std::min<int64_t>(kTokensBefore, end_of_prompt - ids.begin()), ids.end()};
 }
 
+// Clients count the tokens of a conversation to learn whether the context has room for it, so a longer one is counted,
+// too.
 std::string Service::count_tokens(const ApiRequest& r) const {
-  return show_json({{"input_tokens", prompts_of(r)[0].ids.size()}});
+  return show_json({{"input_tokens", chat_prompt(r).size()}});
 }
 
 std::string Service::tokenize(const TokenizeRequest& r) const {
   const Tokenizer& t = *vocabulary_.tokenizer;
   std::vector<int32_t> ids;
   if (!r.text) {
-    ids = prompts_of(r.chat)[0].ids;
+    ids = chat_prompt(r.chat);
   } else {
     if (r.special && vocabulary_.start >= 0) ids.push_back(vocabulary_.start);
     const std::vector<int32_t> text = t.encode(*r.text);
