@@ -3,7 +3,10 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <cstring>
 #include <limits>
+
+#include "ingot/testing/testing.h"
 
 namespace ingot {
 namespace {
@@ -63,6 +66,27 @@ TEST(dtype, rounding_to_f16_is_to_nearest_even) {
   EXPECT_EQ(f16(65520.f).bits, 0x7c00);
   EXPECT_EQ(f16(0x1p-25f).bits, 0);  // half of the smallest subnormal ties to zero
   EXPECT_EQ(f16(0x1.8p-25f).bits, 1);
+}
+
+// A kernel that walks one element too far reads the guard of its input and writes the guard of its output.
+TEST(buffer, a_copy_of_one_element_too_many_changes_a_guard) {
+  for (const DType type : {DType::f64, DType::f32, DType::bf16, DType::f16, DType::i32, DType::u8}) {
+    testing::Buffer x(type, {3, 7}), y(type, {3, 7});
+    const Tensor from = x, to = y;
+    std::memcpy(to.data, from.data, size_t(from.bytes()));
+    EXPECT_TRUE(y.guards_intact()) << type;
+    std::memcpy(to.data, from.data, size_t(from.bytes() + size_of(type)));
+    EXPECT_FALSE(y.guards_intact()) << type;
+  }
+}
+
+TEST(buffer, elements_and_guards_are_nans_in_every_floating_type) {
+  for (const DType type : {DType::f64, DType::f32, DType::bf16, DType::f16})
+    for (int buffer = 0; buffer < 16; ++buffer) {
+      const testing::Buffer rows(type, {2, 3}, 5);
+      const Tensor all(rows.tensor().data, type, {7});  // the gap between the rows is a guard
+      for (const double v : testing::values(all)) EXPECT_TRUE(std::isnan(v)) << type;
+    }
 }
 
 }  // namespace

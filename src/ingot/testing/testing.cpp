@@ -1,5 +1,6 @@
 #include "ingot/testing/testing.h"
 
+#include <atomic>
 #include <cmath>
 #include <cstring>
 
@@ -124,18 +125,28 @@ Buffer::Buffer(DType dtype, Shape shape, int64_t row_stride) {
   poison();
 }
 
+// Elements are 0xff, a NaN in every floating type. Guards hold NaNs with another sign and payload than the guards of
+// the buffer before: a kernel that copies one element too many then changes the guard of its output.
 void Buffer::poison() {
-  std::fill(memory_.begin(), memory_.end(), uint8_t(0xff));  // a NaN in every floating type
-  untouched_.assign(memory_.size(), 1);
+  static std::atomic<unsigned> buffers{0};
+  constexpr unsigned kPayloads = 14;  // 0xfff1 to 0xfffe and 0x7ff1 to 0x7ffe are NaNs, also as parts of wider types
+  const unsigned buffer = buffers++;
+  const uint8_t guard[2] = {uint8_t(0xf1 + buffer % kPayloads), uint8_t(buffer % 2 == 0 ? 0xff : 0x7f)};
+  std::fill(memory_.begin(), memory_.end(), uint8_t(0xff));
+  untouched_.resize(memory_.size());
+  const auto begin = size_t(static_cast<uint8_t*>(tensor_.data) - memory_.data());
+  for (size_t i = 0; i < memory_.size(); ++i) untouched_[i] = guard[(i - begin) % 2];
   for_each_element(tensor_, [&](int64_t, char* at) {
     const size_t i = size_t(reinterpret_cast<uint8_t*>(at) - memory_.data());
     for (int64_t k = 0; k < size_of(tensor_.dtype); ++k) untouched_[i + size_t(k)] = 0;
   });
+  for (size_t i = 0; i < memory_.size(); ++i)
+    if (untouched_[i] != 0) memory_[i] = untouched_[i];
 }
 
 bool Buffer::guards_intact() const {
   for (size_t i = 0; i < memory_.size(); ++i)
-    if (untouched_[i] && memory_[i] != 0xff) return false;
+    if (untouched_[i] != 0 && memory_[i] != untouched_[i]) return false;
   return true;
 }
 

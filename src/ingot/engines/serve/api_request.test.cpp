@@ -181,6 +181,7 @@ TEST(api_request, bad_chats_are_refused_by_the_field_s_name) {
            {tool(R"({"name": "a b"})"),
             "tools[0].function.name||tools[0].function.name: found 'a b', expected 1 to 64"},
            {tool(R"({"name": "<|end|>"})"), "tools[0].function.name||"},
+           {tool(R"({"name": ")" + std::string(65, 'x') + "\"}"), "tools[0].function.name||"},
            {tool(R"({"name": "a", "parameters": 1})"), "tools[0].function.parameters||"},
            {tool(R"({"name": "a", "strict": 1})"), "tools[0].function.strict||"},
            {chat_with(R"("tools": [{}])"), "tools[0].type||"},

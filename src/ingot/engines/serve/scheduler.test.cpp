@@ -85,6 +85,8 @@ TEST(scheduler, a_new_client_gets_the_free_slot_that_was_used_longest_ago) {
   EXPECT_EQ(reused(1, "a"), 19);
   EXPECT_EQ(reused(2, "b"), 0);  // in the slot of c
   EXPECT_EQ(reused(1, "a"), 19);
+  EXPECT_EQ(reused(1, "d"), 0);  // in the slot of b: the slot of a holds the same prompt, which is of another client
+  EXPECT_EQ(reused(1, "a"), 19);
 }
 
 // A chat may leave out earlier thoughts. Here the answer is longer than the window, so that its keys would be gone

@@ -229,22 +229,37 @@ TEST(RmsNorm, ZeroRowsAndHugeRowsStayFinite) {
   }
 }
 
+// The second case has more rows than 64 blocks of 32, so that the number of rows decides the size of a block.
 TEST(RmsNorm, ResultsAreBitwiseTheSameForAnyThreadCount) {
-  const Case c{333, 0, 65, 0, DType::f32, DType::f32, true, true, false, true};
   const int before = thread_count();
-  std::vector<std::vector<double>> seen;
-  for (int threads : {1, 2, 3}) {
-    set_thread_count(threads);
-    Operands a(c);
-    a.run();
-    std::vector<double> all = values(a.y);
-    for (const Buffer* b : {&a.dx, &a.dw, &a.rstd})
-      for (double v : values(*b)) all.push_back(v);
-    seen.push_back(all);
+  for (const int64_t rows : {333, 4133}) {
+    const Case c{rows, 0, rows == 333 ? 65 : 9, 0, DType::f32, DType::f32, true, true, false, true};
+    std::vector<std::vector<double>> seen;
+    for (int threads : {1, 2, 3, 5}) {
+      set_thread_count(threads);
+      Operands a(c);
+      a.run();
+      std::vector<double> all = values(a.y);
+      for (const Buffer* b : {&a.dx, &a.dw, &a.rstd})
+        for (double v : values(*b)) all.push_back(v);
+      seen.push_back(all);
+    }
+    for (size_t i = 1; i < seen.size(); ++i) EXPECT_EQ(seen[0], seen[i]) << rows << " rows";
   }
   set_thread_count(before);
-  EXPECT_EQ(seen[0], seen[1]);
-  EXPECT_EQ(seen[0], seen[2]);
+}
+
+// The backward pass reads the stored sum, so y and rstd must be those of the stored sum and not of the sum before its
+// rounding.
+TEST(RmsNorm, WithAResidualTheResultHasTheBitsOfTheNormOfTheStoredSum) {
+  for (const DType type : {DType::f32, DType::bf16, DType::f16}) {
+    Operands a({23, 0, 130, 0, type, type, true, true});
+    rmsnorm(a.op(), {});
+    Buffer y(type, {23, 130}), rstd(DType::f32, {23});
+    rmsnorm({.x = a.sum, .w = a.w, .y = y, .rstd = rstd}, {});
+    EXPECT_EQ(values(a.y), values(y)) << type;
+    EXPECT_EQ(values(a.rstd), values(rstd)) << type;
+  }
 }
 
 TEST(RmsNorm, ErrorsNameBothValues) {

@@ -391,6 +391,15 @@ TEST(Sampling, OptionsOutsideTheirRangeAreNamed) {
   }
 }
 
+TEST(Sampling, ATemperatureBeyondTheRangeOfFloatsIsTheLargestOne) {
+  const std::vector<double> logits{3, 0, -2, 8, 1, -HUGE_VAL, 5};
+  for (const int64_t top_k : {0, 3})
+    for (const double temperature : {1e31, 1e60, 1e300})
+      EXPECT_EQ(tokens_of(logits, {.temperature = temperature, .top_k = top_k}, 200),
+                tokens_of(logits, {.temperature = 1e30, .top_k = top_k}, 200))
+          << temperature;
+}
+
 TEST(Sampling, BiasesAreAddedInOrderAndMasksForbid) {
   for (const DType type : {DType::f32, DType::f64, DType::bf16}) {
     Buffer row(type, {1, 40}), ids(DType::i32, {1, 4}), biases(DType::f32, {1, 4}), allowed(DType::u32, {1, 2}),

@@ -57,6 +57,12 @@ TEST(DraftPolicy, AnswersThatShareAStepShareItsRows) {
   EXPECT_EQ(DraftPolicy(rising(1), 1).choose(Source::lookup, 1, 4), 0);
 }
 
+// One draft, accepted with 0.75, yields 1.75 tokens.
+TEST(DraftPolicy, ADraftThatIsNoBetterThanASingleStepIsNotMade) {
+  EXPECT_EQ(DraftPolicy(rising(0.75), 1).choose(Source::lookup, 1), 0);
+  EXPECT_EQ(DraftPolicy(rising(0.7499), 1).choose(Source::lookup, 1), 1);
+}
+
 TEST(DraftPolicy, TheSharesAreThoseOfTheRecordCountedByHand) {
   DraftPolicy policy(rising(0.1), 3);
   EXPECT_DOUBLE_EQ(policy.accepted_share(Source::lookup, 1), 0.75);
