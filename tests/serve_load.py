@@ -150,8 +150,8 @@ class Client:
                 if choice["logprobs"]:
                     tokens += len(choice["logprobs"]["tokens"])
                     if choice["logprobs"]["text_offset"][0] != place:
-                        self.wrong.append(f"{told()}: {choice} after {place} bytes")
-                place += len(choice["text"].encode())
+                        self.wrong.append(f"{told()}: {choice} after {place} characters")
+                place += len(choice["text"])
             if tokens > usage["completion_tokens"]:  # fewer if a control token, which has no text, was among the tokens
                 self.wrong.append(f"{told()}, with {tokens} tokens")
         if ends == ["length"] and usage["completion_tokens"] != self.bodies[which]["max_tokens"]:
