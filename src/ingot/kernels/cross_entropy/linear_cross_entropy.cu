@@ -207,6 +207,112 @@ template <class Use> void for_each_run(std::span<const int32_t> cu, int64_t begi
   }
 }
 
+// A chunk of rows whose logits are stored in fp32, even where the operands have 16 bits, because a rounding of the
+// logits would enter the loss.
+struct LogitChunk {
+  const LinearCrossEntropy& a;
+  Stream stream;
+  int64_t begin, end;
+  Tensor logits, dlogits;    // (rows, V); dlogits: none without a gradient
+  Tensor product_workspace;  // of the products
+
+  Tensor rows(const Tensor& t) const { return t ? t.slice(0, begin, end) : Tensor(); }
+
+  // Writes the logits.
+  void multiply() const {
+    add_product(rows(a.x), a.w, 0);
+    if (!a.cu2.empty())
+      each_pair(logits, [&](const Run& run, const Tensor& of_logits) {
+        multiply_each(run.of(a.x2), false, pair_of(a.w2, run), true, of_logits, 1);
+      });
+    else if (a.x2)
+      add_product(rows(a.x2), a.w2, 1);
+  }
+  void compute_losses() const {
+    ingot::cross_entropy({.logits = logits,
+                          .targets = rows(a.targets),
+                          .loss = rows(a.loss),
+                          .lse = rows(a.lse),
+                          .dloss = rows(a.dloss),
+                          .dlogits = dlogits,
+                          .softcap = a.softcap,
+                          .z_loss = a.z_loss,
+                          .ignore_index = a.ignore_index,
+                          .label_smoothing = a.label_smoothing},
+                         stream);
+  }
+  void add_gradients() const {
+    backward(rows(a.x), a.w, rows(a.dx), a.dw);
+    if (!a.cu2.empty())
+      each_pair(dlogits, [&](const Run& run, const Tensor& of_logits) {
+        if (a.dx2) multiply_each(of_logits, false, pair_of(a.w2, run), false, run.of(a.dx2), 0);
+        if (a.dw2) multiply_each(of_logits, true, run.of(a.x2), false, pair_of(a.dw2, run), 1);
+      });
+    else if (a.x2)
+      backward(rows(a.x2), a.w2, rows(a.dx2), a.dw2);
+  }
+
+ private:
+  // logits = x w^T + beta logits
+  void add_product(const Tensor& x, const Tensor& w, double beta) const {
+    matmul({.a = x,
+            .b = w,
+            .c = logits,
+            .transpose_b = true,
+            .beta = beta,
+            .products = a.products,
+            .workspace = product_workspace},
+           stream);
+  }
+  void backward(const Tensor& x, const Tensor& w, const Tensor& dx, const Tensor& dw) const {
+    if (!dx && !dw) return;
+    linear_backward(
+        {.dy = dlogits, .x = x, .w = w, .dx = dx, .dw = dw, .products = a.products, .workspace = product_workspace},
+        stream);
+  }
+  // Calls use(run, the run's rows of a tensor of the chunk) for the segments of the chunk, each of which has a pair
+  // (x2, w2) of its own.
+  template <class Use> void each_pair(const Tensor& of_chunk, Use&& use) const {
+    for_each_run(a.cu2, begin, end, [&](const Run& run) {
+      use(run, Run{0, run.count, run.begin - begin, run.length}.of(of_chunk));
+    });
+  }
+  static Tensor pair_of(const Tensor& t, const Run& run) { return t.slice(0, run.first, run.first + run.count); }
+  void multiply_each(const Tensor& x, bool transpose_x, const Tensor& w, bool transpose_w, const Tensor& y,
+                     double beta) const {
+    matmul_each({.a = x,
+                 .b = w,
+                 .c = y,
+                 .transpose_a = transpose_x,
+                 .transpose_b = transpose_w,
+                 .beta = beta,
+                 .products = a.products,
+                 .workspace = product_workspace},
+                stream);
+  }
+};
+
+void by_logits(const LinearCrossEntropy& a, Stream stream) {
+  const int64_t T = a.x.size(0), V = a.w.size(0), step = equal_chunks(T, most_chunk_rows(V, a.x.dtype)),
+                padded = (V + 7) / 8 * 8;
+  const Room room = room_of(T, V, a.x.dtype, a.x.device);
+  char* const memory = static_cast<char*>(a.workspace.data);
+  for (int64_t begin = 0, end; begin < T; begin = end) {
+    end = chunk_end(a, begin, step);
+    const auto matrix = [&](char* at, DType type) {
+      Tensor t(at, type, {end - begin, V}, a.x.device);
+      t.stride[0] = padded;
+      return t;
+    };
+    LogitChunk chunk{.a = a, .stream = stream, .begin = begin, .end = end, .logits = matrix(memory, DType::f32)};
+    chunk.product_workspace = Tensor(memory + room.logits + room.dlogits, DType::u8, {room.product}, a.x.device);
+    if (a.dloss) chunk.dlogits = room.dlogits == 0 ? chunk.logits : matrix(memory + room.logits, a.x.dtype);
+    chunk.multiply();
+    chunk.compute_losses();
+    if (a.dloss) chunk.add_gradients();
+  }
+}
+
 }  // namespace
 
 int64_t linear_cross_entropy_workspace_bytes(int64_t rows, int64_t features, int64_t vocab, DType dtype, Products,
@@ -226,83 +332,7 @@ void linear_cross_entropy(const LinearCrossEntropy& a, Stream stream) {
   if (takes_capped(a)) return by_capped(a, stream);
   if (takes_exponentials(a)) return by_exponentials(a, stream);
 #endif
-  const int64_t T = a.x.size(0), V = a.w.size(0), step = equal_chunks(T, most_chunk_rows(V, a.x.dtype)),
-                padded = (V + 7) / 8 * 8;
-  const Room room = room_of(T, V, a.x.dtype, a.x.device);
-  char* const memory = static_cast<char*>(a.workspace.data);
-  const Tensor product(memory + room.logits + room.dlogits, DType::u8, {room.product}, a.x.device);
-  for (int64_t begin = 0, end; begin < T; begin = end) {
-    end = chunk_end(a, begin, step);
-    const auto rows = [&](const Tensor& t) { return t ? t.slice(0, begin, end) : Tensor(); };
-    const auto chunk = [&](char* at, DType type) {
-      Tensor t(at, type, {end - begin, V}, a.x.device);
-      t.stride[0] = padded;
-      return t;
-    };
-    // Logits are fp32 even where the operands have 16 bits, because a rounding of the logits would enter the loss.
-    const Tensor logits = chunk(memory, DType::f32);
-    const auto multiply = [&](const Tensor& x, const Tensor& w, double beta) {
-      matmul({.a = x,
-              .b = w,
-              .c = logits,
-              .transpose_b = true,
-              .beta = beta,
-              .products = a.products,
-              .workspace = product},
-             stream);
-    };
-    // Each segment's own pair: use(which, their rows of a tensor of the chunk).
-    const auto each_pair = [&](const Tensor& of_chunk, auto&& use) {
-      for_each_run(a.cu2, begin, end, [&](const Run& run) {
-        use(run, Run{0, run.count, run.begin - begin, run.length}.of(of_chunk));
-      });
-    };
-    const auto pair_of = [](const Tensor& t, const Run& run) { return t.slice(0, run.first, run.first + run.count); };
-    const auto multiply_each = [&](const Tensor& x, bool tx, const Tensor& w, bool tw, const Tensor& y, double beta) {
-      matmul_each({.a = x,
-                   .b = w,
-                   .c = y,
-                   .transpose_a = tx,
-                   .transpose_b = tw,
-                   .beta = beta,
-                   .products = a.products,
-                   .workspace = product},
-                  stream);
-    };
-    multiply(rows(a.x), a.w, 0);
-    if (!a.cu2.empty())
-      each_pair(logits, [&](const Run& run, const Tensor& of_logits) {
-        multiply_each(run.of(a.x2), false, pair_of(a.w2, run), true, of_logits, 1);
-      });
-    else if (a.x2)
-      multiply(rows(a.x2), a.w2, 1);
-    const Tensor dlogits = !a.dloss ? Tensor() : room.dlogits == 0 ? logits : chunk(memory + room.logits, a.x.dtype);
-    ingot::cross_entropy({.logits = logits,
-                          .targets = rows(a.targets),
-                          .loss = rows(a.loss),
-                          .lse = rows(a.lse),
-                          .dloss = rows(a.dloss),
-                          .dlogits = dlogits,
-                          .softcap = a.softcap,
-                          .z_loss = a.z_loss,
-                          .ignore_index = a.ignore_index,
-                          .label_smoothing = a.label_smoothing},
-                         stream);
-    if (!a.dloss) continue;
-    const auto backward = [&](const Tensor& x, const Tensor& w, const Tensor& dx, const Tensor& dw) {
-      if (!dx && !dw) return;
-      linear_backward({.dy = dlogits, .x = x, .w = w, .dx = dx, .dw = dw, .products = a.products, .workspace = product},
-                      stream);
-    };
-    backward(rows(a.x), a.w, rows(a.dx), a.dw);
-    if (!a.cu2.empty())
-      each_pair(dlogits, [&](const Run& run, const Tensor& of_logits) {
-        if (a.dx2) multiply_each(of_logits, false, pair_of(a.w2, run), false, run.of(a.dx2), 0);
-        if (a.dw2) multiply_each(of_logits, true, run.of(a.x2), false, pair_of(a.dw2, run), 1);
-      });
-    else if (a.x2)
-      backward(rows(a.x2), a.w2, rows(a.dx2), a.dw2);
-  }
+  by_logits(a, stream);
 }
 
 }  // namespace ingot::cuda
