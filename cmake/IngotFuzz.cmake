@@ -3,7 +3,7 @@
 file(GLOB_RECURSE fuzz_sources CONFIGURE_DEPENDS src/ingot/*.fuzz.cpp)
 if(CMAKE_CXX_COMPILER_ID MATCHES "Clang")
   set(fuzzed_sources ${library_sources})
-  list(FILTER fuzzed_sources INCLUDE REGEX "/ingot/(core|io|text|data)/|/ingot/kernels/(activation|linear|quant|rope)/|/models/gpt/(artifact/artifact|config/config|config/parameters|config/presets|config/program)\\.cpp$|/models/(spec|checkpoint/(archive|layout|stored_tensors)|gpt_oss/(archive|checkpoint|config|spec|weights))\\.cpp$|/engines/serve/(api_request|request_body|responses_request|messages_request|tokenize_request|answer_grammar)\\.cpp$")
+  list(FILTER fuzzed_sources INCLUDE REGEX "/ingot/(core|io|text|data)/|/ingot/kernels/(activation|linear|quant|rope)/|/models/gpt/(artifact/artifact|config/config|config/parameters|config/presets|config/program)\\.cpp$|/models/(checkpoint|gpt_oss)/|/models/spec\\.cpp$|/engines/serve/(api_request|request_body|responses_request|messages_request|tokenize_request|answer_grammar)\\.cpp$")
   set(fuzzed_simd ${simd_sources}) # the config knows activations by name, and their file their vector code
   list(FILTER fuzzed_simd INCLUDE REGEX "/ingot/(text|data|core)/|/ingot/kernels/(activation|linear|quant|rope)/")
   set(fuzz_flags -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer -g1 -O1 -fsanitize=fuzzer-no-link)

@@ -35,11 +35,11 @@ if [ $build = build/fuzz ]; then
 else
   cmake --preset asan -DINGOT_FUZZ=ON >/dev/null
 fi
-ninja -C "$build" --quiet fuzz
+[ ${#targets[@]} -gt 0 ] || read -ra targets <<<"$known"
+ninja -C "$build" --quiet "${targets[@]/#/fuzz_}"
 
 findings=$PWD/build/fuzz/findings
 mkdir -p "$findings"
-[ ${#targets[@]} -gt 0 ] || read -ra targets <<<"$known"
 failed=()
 for target in "${targets[@]}"; do
   printf '%-14s' "$target"
