@@ -14,6 +14,13 @@ echo "CMAKE_HOME_DIRECTORY:INTERNAL=$PWD" > build/cpu/CMakeCache.txt
 for word; do case $word in -D*) echo "${word#-D}" | sed "s/=/:BOOL=/" >> build/cpu/CMakeCache.txt ;; esac; done
 touch build/cpu/build.ninja
 """
+# Lists the tests that a build declares and whose name matches, or reports that every one of them passed.
+CTEST = """#!/bin/sh
+while [ $# -gt 0 ]; do case $1 in -N) list=yes ;; -R) name=$2 ;; --output-junit) report=$2 ;; esac; shift; done
+found=$(sed -n 's/^add_test(\\[=\\[\\([a-z_]*\\).*/\\1/p' build/cpu/CTestTestfile.cmake | grep -E "$name")
+if [ -n "$list" ]; then echo "$found" | sed 's/^./  Test #1: &/'; exit; fi
+echo "<testsuite tests=\\"$(echo "$found" | wc -l)\\" failures=\\"0\\" skipped=\\"0\\"></testsuite>" > "$report"
+"""
 
 
 class CopiedTree(unittest.TestCase):
@@ -28,7 +35,7 @@ class CopiedTree(unittest.TestCase):
             shutil.copy(script, self.tree / "tools")
         programs = self.directory / "bin"
         programs.mkdir()
-        for name, text in (("cmake", CMAKE), ("ninja", '#!/bin/sh\necho ninja "$@" >> calls\n')):
+        for name, text in (("cmake", CMAKE), ("ctest", CTEST), ("ninja", '#!/bin/sh\necho ninja "$@" >> calls\n')):
             (programs / name).write_text(text)
             (programs / name).chmod(0o755)
         self.environment = os.environ | dict(PATH=f"{programs}:{os.environ['PATH']}", INGOT_BUILD="cpu")
@@ -51,6 +58,33 @@ class CopiedTree(unittest.TestCase):
             for words, arguments in ((["ingot", "info", "a b"], "info a b"), (["bench", "rope"], "bench rope")):
                 run = subprocess.run([script, words[0], "--no-install", *words[1:]], cwd=directory, capture_output=True, text=True, env=self.environment)
                 self.assertEqual(run.stdout, f"{directory.resolve()}|{script} ingot|{arguments}\n", run.stderr)
+
+    def test_a_name_builds_what_the_tests_of_this_name_need(self):
+        self.build(self.tree)
+        folder = self.tree / "build/cpu"
+        (folder / "CTestTestfile.cmake").write_text(f"""
+add_test([=[kernels_softcap]=] "{folder}/test_kernels_softcap")
+add_test([=[kernels_linear]=] "{folder}/test_kernels_linear" "--gtest_filter=-Huge")
+add_test([=[cli]=] "python3" "{self.tree}/tests/cli_test.py" "{folder}/ingot")
+add_test([=[crash]=] "python3" "{self.tree}/tests/crash_test.py" "--command" "{folder}/save_driver train")
+add_test([=[checks]=] "python3" "{self.tree}/tests/checks_test.py")
+add_test([=[install]=] "{self.tree}/tests/install_test.sh" "{self.tree}" "{folder}")
+add_test([=[engine]=] "python3" "{self.tree}/tests/engine_test.py" "{folder}/ingot")
+set_tests_properties([=[engine]=] PROPERTIES  ENVIRONMENT "PYTHONPATH={folder}/python")
+""")
+        for name, tests, built in (("softcap", 1, ["test_kernels_softcap"]), ("^kernels_", 2, ["test_kernels_softcap", "test_kernels_linear"]), ("cli|crash", 2, ["ingot", "save_driver"]),
+                                   ("checks", 1, None), ("install", 1, ["all"]), ("engine", 1, ["ingot", "all"]), ("", 7, ["all"])):
+            with self.subTest(name=name):
+                (self.tree / "calls").unlink()
+                run = subprocess.run(["bash", self.tree / "run", "test", "--no-install", *([name] if name else [])], capture_output=True, text=True, env=self.environment)
+                self.assertEqual((run.returncode, run.stdout), (0, f"{tests} passed, 0 failed\n"), run.stderr)
+                calls = [line.split()[5:] for line in (self.tree / "calls").read_text().splitlines() if line.startswith("ninja")]
+                self.assertEqual(calls, [["build.ninja"]] * bool(name) + ([built] if built else []))
+        (self.tree / "calls").unlink()
+        run = subprocess.run(["bash", self.tree / "run", "test", "--no-install", "sotfcap"], capture_output=True, text=True, env=self.environment)
+        self.assertEqual((run.returncode, run.stdout), (1, "0 passed, 0 failed\n"))
+        self.assertIn("test: found no test whose name matches 'sotfcap', expected a part of one of these names: kernels_softcap kernels_linear cli", run.stderr)
+        self.assertEqual([line.split()[5:] for line in (self.tree / "calls").read_text().splitlines()], [["build.ninja"]])
 
     def test_another_system_than_linux_is_named(self):
         uname = self.directory / "bin/uname"
