@@ -3,6 +3,7 @@
 #include "ingot/gpu/launch.h"
 #include "ingot/gpu/tile/shared.cuh"
 #include "ingot/kernels/rmsnorm/backward/rmsnorm_backward.cuh"
+#include "ingot/kernels/rmsnorm/backward/weight_gradient_sum.cuh"
 #include "ingot/kernels/rmsnorm/rmsnorm.h"
 
 namespace ingot::cuda {
