@@ -5,7 +5,7 @@ import torch
 
 from . import _C, _plain
 from ._second_order import gradients, with_formula
-from ._op import dense, expect_float, expect_like, expect_offsets, expect_tensors, expect_tensors_or_none, register, sum_dtype
+from ._op import INTEGERS, dense, expect_float, expect_like, expect_offsets, expect_tensors, expect_tensors_or_none, number, register, sum_dtype
 
 _SCHEMA = ("Tensor q, Tensor k, Tensor v, Tensor cu_q, Tensor cu_k, Tensor? sinks, float scale, float softcap, int window, bool causal, "
            "bool deterministic, bool regular")
@@ -113,6 +113,8 @@ def _window(op, window_size, causal):
     """(window, causal) for flash-attention's pair: the number of keys that a query sees to its left and right, where -1 means all."""
     if not isinstance(window_size, (tuple, list)) or len(window_size) != 2:
         raise ValueError(f"{op}: window_size: found {window_size!r}, expected a pair (left, right)")
+    if not all(isinstance(n, INTEGERS) for n in window_size):
+        raise ValueError(f"{op}: window_size: found {window_size!r}, expected two integers")
     left, right = window_size
     if causal:
         right = 0 if right < 0 else min(right, 0)
@@ -159,12 +161,15 @@ def _expect_operands(op, q, k, v, sinks):
 
 
 def _attention(op, q, k, v, cu_q, cu_k, sinks, softmax_scale, softcap, window, causal, deterministic, regular):
-    scale = q.shape[-1] ** -0.5 if softmax_scale is None else float(softmax_scale)
+    if q.shape[-1] == 0:
+        raise ValueError(f"{op}: q: found shape {tuple(q.shape)}, expected a head size from 1")
+    scale = q.shape[-1] ** -0.5 if softmax_scale is None else number(op, "softmax_scale", softmax_scale, "a number or None")
+    softcap = number(op, "softcap", softcap)
     q, k, v = _autocast(q, k, v)
     _expect_operands(op, q, k, v, sinks)
     if _plain.needed():
         return _plain.attention(q, k, v, cu_q, cu_k, sinks, scale, softcap, window, causal)
-    return attention_op(q, k, v, cu_q, cu_k, sinks, scale, float(softcap), window, causal, bool(deterministic), regular)
+    return attention_op(q, k, v, cu_q, cu_k, sinks, scale, softcap, window, causal, bool(deterministic), regular)
 
 
 def _regular_offsets(batch, length, device):

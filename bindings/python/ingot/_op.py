@@ -6,6 +6,8 @@ modes. `functional` chooses among them (see _C.route): the first two cost a few 
 rms_norm and mlp are also written in C++ (native/calls.cpp), for dense operands. Operators over rows need none of this by hand: _declare.py
 derives all of it from one declaration. For other shapes _kernel.py derives the first and the third entry.
 """
+import numbers
+
 import torch
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
@@ -42,6 +44,22 @@ def expect_eps(op, eps):
     # torch.compile follows isinstance for a number that it keeps as a symbol, and not hasattr.
     if eps is not None and not isinstance(eps, (float, int)) and not hasattr(eps, "__float__"):
         raise ValueError(f"{op}: eps: found {eps!r}, expected a number or None")
+
+
+def number(op, name, value, expected="a number"):
+    """The float of an option; a ValueError for an option that is no number. Symbols of torch.compile remain symbols."""
+    if isinstance(value, (float, int)) or (not isinstance(value, str) and hasattr(value, "__float__")):
+        return float(value)
+    raise ValueError(f"{op}: {name}: found {value!r}, expected {expected}")
+
+
+INTEGERS = (numbers.Integral, torch.SymInt)
+
+
+def expect_integers(op, low, **values):
+    for name, value in values.items():
+        if not isinstance(value, INTEGERS) or value < low:
+            raise ValueError(f"{op}: {name}: found {value!r}, expected an integer from {low}")
 
 
 FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)

@@ -4,6 +4,8 @@ Sizes: T rows (all leading dimensions), C columns. Errors: ValueError (wrong sha
 NotImplementedError (this build or this machine lacks the kernel). Each error names the operation, the argument, the value found and the value
 expected. The formulas stand at the head of the headers in src/ingot/kernels.
 """
+from collections.abc import Iterable
+
 import torch
 from torch.compiler import is_dynamo_compiling
 
@@ -80,6 +82,9 @@ def _autocast_to(x):
 
 
 def _mlp_parameters(weights, biases, gains):
+    for name, given in (("weights", weights), ("biases", biases), ("gains", gains)):
+        if not isinstance(given, Iterable) and (given is not None or name == "weights"):
+            raise TypeError(f"mlp: {name}: found {type(given).__name__}, expected a list of tensors")
     if biases is None and gains is None:
         return list(weights)
     for name, given in (("biases", biases), ("gains", gains)):
@@ -233,10 +238,10 @@ def linear_cross_entropy(x, weight, target, bias=None, *, reduction="mean", igno
                            label_smoothing=label_smoothing, softcap=softcap, z_loss=z_loss)
     if reduction not in ("mean", "sum", "none"):
         raise ValueError(f"{op}: reduction: found {reduction!r}, expected 'mean', 'sum' or 'none'")
-    if not -(2**31) <= ignore_index < 2**31:
-        raise ValueError(f"{op}: ignore_index: found {ignore_index}, expected an integer of 32 bits")
-    if isinstance(ignore_index, float):
-        raise TypeError(f"{op}: ignore_index: found {ignore_index}, expected an integer of 32 bits")
+    if not isinstance(ignore_index, _op.INTEGERS) or not -(2**31) <= ignore_index < 2**31:
+        raise ValueError(f"{op}: ignore_index: found {ignore_index!r}, expected an integer of 32 bits")
+    softcap, z_loss, label_smoothing = (_op.number(op, name, n) for name, n in
+                                        (("softcap", softcap), ("z_loss", z_loss), ("label_smoothing", label_smoothing)))
     _op.expect_tensors(op, x=x, weight=weight)
     _op.expect_tensors_or_none(op, bias=bias)
     if x.dim() == 0 or weight.dim() != 2 or x.shape[-1] != weight.shape[1] or (bias is not None and bias.shape != weight.shape[:1]):
@@ -250,7 +255,7 @@ def linear_cross_entropy(x, weight, target, bias=None, *, reduction="mean", igno
     if narrow is not None:
         x, weight, bias = (t if t is None else t.to(narrow) for t in (x, weight, bias))
     rows, classes = x.reshape(target.numel(), x.shape[-1]), target.reshape(-1)
-    options = float(softcap), float(z_loss), int(ignore_index), float(label_smoothing)
+    options = softcap, z_loss, int(ignore_index), label_smoothing
     loss = _linear_cross_entropy(rows, weight, bias, classes, options, reduction != "none")
     if reduction == "none":
         return loss.view(target.shape)
@@ -328,12 +333,14 @@ def grouped_linear(x, weight, offsets, bias=None):
 def rope_table(positions, dim, base=10000.0, *, scaling="none", factor=1.0, original_context=0.0, beta_fast=32.0, beta_slow=1.0,
                truncate=True, attention_factor=0.0, dtype=torch.float32, device=None):
     """(cos, sin), each (positions, dim / 2), for `rope`: a row for each of the positions 0 to positions - 1. scaling is "none", "ntk" or "yarn". device=None: PyTorch's default device."""
-    if dim < 2 or dim % 2:
-        raise ValueError(f"rope_table: dim: found {dim}, expected an even number from 2")
     if isinstance(positions, torch.Tensor) and positions.dim() > 0:
         raise TypeError("rope_table: positions: found a tensor, expected the number of positions; rope takes the positions of tokens")
-    if positions < 0:
-        raise ValueError(f"rope_table: positions: found {positions}, expected 0 or more")
+    positions, dim = (n.item() if isinstance(n, torch.Tensor) and n.dim() == 0 else n for n in (positions, dim))
+    _op.expect_integers("rope_table", 0, positions=positions)
+    if not isinstance(dim, _op.INTEGERS) or dim < 2 or dim % 2:
+        raise ValueError(f"rope_table: dim: found {dim!r}, expected an even number from 2")
+    if dtype not in (torch.float32, torch.float64):
+        raise ValueError(f"rope_table: dtype: found {dtype}, expected torch.float32, or torch.float64 for x of float64")
     device = torch.empty(0).device if device is None else device
     trace = torch._C._get_tracing_state()
     torch._C._set_tracing_state(None)  # torch.jit does not see the call that fills the tables: they are constants of its trace

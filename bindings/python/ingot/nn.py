@@ -59,8 +59,8 @@ class RMSNorm(_Direct):
                 return y
         if self._one_vector:
             return functional.rms_norm(x, self.weight, self.eps, residual=residual, unit_offset=self.unit_offset)
-        if isinstance(x, torch.Tensor):  # not a symbol of a trace
-            self._check(x)  # without a weight of one dimension the kernel cannot check x's shape
+        if not isinstance(x, torch.fx.Proxy):
+            self._check(x, residual)  # without a weight of one dimension the kernel cannot check x's shape
         shape, weight = x.shape, None if self.weight is None else self.weight.flatten()
         x = x.flatten(-len(self.normalized_shape))
         if residual is None:
@@ -69,7 +69,11 @@ class RMSNorm(_Direct):
         both = functional.rms_norm(x, weight, self.eps, residual=residual, unit_offset=self.unit_offset)
         return both[0].view(shape), both[1].view(shape)
 
-    def _check(self, x):
+    def _check(self, x, residual):
+        _op.expect_tensors("rms_norm", x=x)
+        _op.expect_tensors_or_none("rms_norm", residual=residual)
+        if residual is not None and residual.shape != x.shape:
+            raise ValueError(f"rms_norm: residual: found shape {tuple(residual.shape)}, expected x's {tuple(x.shape)}")
         found = tuple(x.shape[-len(self.normalized_shape):])
         if found != self.normalized_shape:
             raise ValueError(f"rms_norm: x: found last dimensions {found}, expected {self.normalized_shape}")
@@ -109,10 +113,7 @@ class FusedMLP(_Direct):
     def __init__(self, in_features, hidden_features, out_features, num_layers=3, activation="softplus", bias=True, weight_norm=False, *,
                  activate_last=False, recompute=False, device=None, dtype=None):
         super().__init__()
-        for name, value in (("in_features", in_features), ("hidden_features", hidden_features), ("out_features", out_features),
-                            ("num_layers", num_layers)):
-            if not isinstance(value, numbers.Integral) or value < 1:
-                raise ValueError(f"FusedMLP: {name}: found {value!r}, expected an integer from 1")
+        _op.expect_integers("FusedMLP", 1, in_features=in_features, hidden_features=hidden_features, out_features=out_features, num_layers=num_layers)
         in_features, hidden_features, out_features, num_layers = map(int, (in_features, hidden_features, out_features, num_layers))
         activation = _named("FusedMLP", activation)
         act = _op.activation_number("FusedMLP", activation)
@@ -222,9 +223,11 @@ class FusedMLP(_Direct):
     def _load_from_state_dict(self, state_dict, prefix, *rest):
         own = f"{prefix}layers."
         keys = [k for k in state_dict if k.startswith(prefix)]
-        if any(not k.startswith(own) for k in keys):
-            foreign = {k[len(prefix):]: state_dict.pop(k) for k in keys if not k.startswith(own)}
-            layers = _packed_layers(self, foreign) or _named_layers(foreign)
+        if not any(k.startswith(own) for k in keys):
+            names = self._parameters.keys() | self._buffers.keys() | self._modules.keys()  # of a subclass
+            foreign = {k[len(prefix):]: state_dict.pop(k) for k in keys if k[len(prefix):].split(".")[0] not in names}
+            layers = _packed_layers(self, foreign) or _named_layers(foreign)  # take their entries out of `foreign`
+            state_dict.update({prefix + name: t for name, t in foreign.items()})  # PyTorch reports these, or with strict=False ignores these
             for i, layer in enumerate(layers):
                 state_dict.update({f"{own}{i}.{name}": t for name, t in layer.items()})
         for i in range(self.num_layers):
@@ -269,13 +272,12 @@ _OWN_NAMES = {"weight": "weight", "bias": "bias", "weight_g": "gain", "weight_v"
 
 
 def _named_layers(state):
-    """[{weight, bias, gain}] of the Linears in `state`, in the order of their names' numbers."""
+    """[{weight, bias, gain}] of the Linears in `state`, in the order of their names' numbers; takes their entries out of `state`."""
     layers = {}
-    for key, t in state.items():
-        match = _FOREIGN.match(key)
+    for key, match in [(key, _FOREIGN.match(key)) for key in state]:
         if match is None:
-            raise RuntimeError(f"FusedMLP: state dict: found key {key!r}, expected weights and biases of Linear layers")
-        name = _OWN_NAMES[match["name"]]
+            continue
+        t, name = state.pop(key), _OWN_NAMES[match["name"]]
         layers.setdefault(match["layer"], {})[name] = t.flatten() if name == "gain" else t
     order = sorted(layers, key=lambda name: [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", name)])
     return [layers[name] for name in order]
@@ -287,13 +289,14 @@ def _packed_layers(module, state):
         return None
     if state["v_all"].dim() != 2:
         raise RuntimeError(f"FusedMLP: v_all: found shape {tuple(state['v_all'].shape)}, expected two dimensions")
+    weights, gains = state.pop("v_all"), state.pop("g_all")
     out, at = [], 0
     for layer in module.layers:
         rows, columns = layer.weight.shape
-        out.append({"weight": state["v_all"][at : at + rows, :columns], "gain": state["g_all"][at : at + rows].flatten()})
+        out.append({"weight": weights[at : at + rows, :columns], "gain": gains[at : at + rows].flatten()})
         at += rows
-    if at != state["v_all"].shape[0]:
-        raise RuntimeError(f"FusedMLP: v_all: found {state['v_all'].shape[0]} rows, expected {at}")
+    if at != weights.shape[0]:
+        raise RuntimeError(f"FusedMLP: v_all: found {weights.shape[0]} rows, expected {at}")
     return out
 
 
@@ -339,15 +342,20 @@ def _fuses(x, w, *parameters):
             and not torch.is_autocast_enabled("cuda") and torch.cuda.get_device_capability(x.device)[0] == 9)
 
 
-def _expect_input(module, x, linear):
-    """Refuses an x that does not fit the first nn.Linear of a module, whose own errors do not name x."""
+def _expect_input(module, x, weight, columns):
+    """Refuses an x that does not fit the first product of a module, whose own errors do not name x."""
     if isinstance(x, torch.fx.Proxy):
         return
     _op.expect_tensors(module, x=x)
-    if x.dim() == 0 or x.shape[-1] != linear.in_features:
-        raise ValueError(f"{module}: x: found shape {tuple(x.shape)}, expected (..., {linear.in_features})")
-    if x.dtype is not linear.weight.dtype and functional._autocast_to(x) is None:
-        raise ValueError(f"{module}: x: found dtype {x.dtype}, expected the weights' {linear.weight.dtype} (or autocast)")
+    if x.dim() == 0 or x.shape[-1] != columns:
+        raise ValueError(f"{module}: x: found shape {tuple(x.shape)}, expected (..., {columns})")
+    if x.dtype is not weight.dtype and functional._autocast_to(x) is None:
+        raise ValueError(f"{module}: x: found dtype {x.dtype}, expected the weights' {weight.dtype} (or autocast)")
+
+
+def _expect_sizes(module, in_features, hidden_features, out_features):
+    _op.expect_integers(module, 0, in_features=in_features, hidden_features=hidden_features,
+                        out_features=in_features if out_features is None else out_features)
 
 
 class SwiGLU(nn.Module):
@@ -363,6 +371,7 @@ class SwiGLU(nn.Module):
         if order not in _gates.GATE_ORDERS:
             raise ValueError(f"SwiGLU: order: found {order!r}, expected one of {', '.join(_gates.GATE_ORDERS)}")
         functional.gate_numbers("SwiGLU", activation, limit, alpha, up_offset)
+        _expect_sizes("SwiGLU", in_features, hidden_features, out_features)
         self.order, self.limit, self.alpha, self.up_offset, self.activation = order, limit, alpha, up_offset, activation
         self.w12 = nn.Linear(in_features, 2 * hidden_features, bias=bias, device=device, dtype=dtype)
         self.w3 = nn.Linear(hidden_features, in_features if out_features is None else out_features, bias=bias, device=device, dtype=dtype)
@@ -375,7 +384,7 @@ class SwiGLU(nn.Module):
                 return functional.gated_linear(x, self.w12.weight, self.w12.bias, down=self.w3.weight, down_bias=self.w3.bias, **options)
             return self.w3(functional.gated_linear(x, self.w12.weight, self.w12.bias, **options))
         if self._is_plain_linear():
-            _expect_input("SwiGLU", x, self.w12)
+            _expect_input("SwiGLU", x, self.w12.weight, self.w12.in_features)
         return self.w3(functional.swiglu(self.w12(x), **options))
 
     def _is_plain_linear(self):
@@ -397,6 +406,7 @@ class WideMLP(nn.Module):
         super().__init__()
         activation = _named("WideMLP", activation)
         _op.activation_number("WideMLP", activation)
+        _expect_sizes("WideMLP", in_features, hidden_features, out_features)
         self.activation, self.recompute = activation, recompute
         self.w1 = nn.Linear(in_features, hidden_features, bias=bias, device=device, dtype=dtype)
         self.w2 = nn.Linear(hidden_features, in_features if out_features is None else out_features, bias=bias, device=device, dtype=dtype)
@@ -421,6 +431,9 @@ class LinearCrossEntropy(nn.Linear):
 
     def __init__(self, in_features, num_classes, bias=False, device=None, dtype=None, *, reduction="mean", ignore_index=-100, label_smoothing=0.0,
                  softcap=0.0, z_loss=0.0):
+        _op.expect_integers("LinearCrossEntropy", 0, in_features=in_features, num_classes=num_classes)
+        if reduction not in ("mean", "sum", "none"):
+            raise ValueError(f"LinearCrossEntropy: reduction: found {reduction!r}, expected 'mean', 'sum' or 'none'")
         super().__init__(in_features, num_classes, bias, device, dtype)
         self.reduction, self.ignore_index, self.label_smoothing = reduction, ignore_index, label_smoothing
         self.softcap, self.z_loss = softcap, z_loss
@@ -442,6 +455,8 @@ class MegaGemmTriton(SwiGLU):
     """The gated MLP of MGRrmsnorm: hidden = hidden_multiple * d_model, rounded up to a multiple of multiple_of."""
 
     def __init__(self, d_model, multiple_of=256, hidden_multiple=5 / 3, device=None, dtype=None):
+        _op.expect_integers("MegaGemmTriton", 0, d_model=d_model)
+        _op.expect_integers("MegaGemmTriton", 1, multiple_of=multiple_of)
         hidden = multiple_of * -(-int(hidden_multiple * d_model) // multiple_of)
         super().__init__(d_model, hidden, device=device, dtype=dtype)
 
@@ -452,11 +467,13 @@ class FusedSwiGLU(nn.Module):
 
     def __init__(self, in_features, hidden_dim, block=64, device=None, dtype=None):
         super().__init__()
+        _op.expect_integers("FusedSwiGLU", 0, in_features=in_features, hidden_dim=hidden_dim)
         self.Wf = nn.Parameter(torch.randn(in_features, 2 * hidden_dim, device=device, dtype=dtype))
 
     def forward(self, x):
         if _fuses(x, self.Wf):
             return functional.gated_linear(x, self.Wf, order="gate_second", columns=True)
+        _expect_input("FusedSwiGLU", x, self.Wf, self.Wf.shape[0])
         return functional.swiglu(x @ self.Wf, order="gate_second")
 
     def extra_repr(self):

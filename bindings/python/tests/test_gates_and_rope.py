@@ -496,7 +496,7 @@ def test_errors_name_operation_argument_found_and_expected(device):
         (lambda: functional.rope(torch.zeros(2, 3, 8, device=device, dtype=torch.int32), cos, sin), "rope: x: found dtype torch.int32, expected"),
         (lambda: functional.activation(x, "swish"), "activation: activation: found 'swish', expected one of identity"),
         (lambda: functional.activation(x, ["relu"]), r"activation: activation: found \['relu'\], expected one of identity"),
-        (lambda: functional.rope_table(-1, 8), "rope_table: positions: found -1, expected 0 or more"),
+        (lambda: functional.rope_table(-1, 8), "rope_table: positions: found -1, expected an integer from 0"),
     ]
     if DEVICE == "cpu":
         cases.append((lambda: functional.rope(torch.randn(2, 3, 8), cos, sin, torch.tensor([0, 2])), r"rope: found positions\[1\] = 2"))

@@ -326,6 +326,26 @@ def test_aliases_have_the_origins_signatures(device):
         assert cls(D=16, H=32).out_features == 32 and cls(16, H=32, device=device).layers[0].weight.device.type == device.type
 
 
+def test_keys_of_other_modules_are_reported_and_keys_of_a_subclass_are_loaded(device):
+    class Scaled(ingot.nn.FusedMLP):
+        def __init__(self):
+            super().__init__(8, 16, 4, device=device)
+            self.scale = torch.nn.Parameter(torch.ones(4, device=device))
+            self.head = torch.nn.Linear(4, 2, device=device)
+
+    made, other, linears = Scaled(), Scaled(), ingot.nn.FusedMLP(8, 16, 4, device=device).to_sequential()
+    other.load_state_dict(made.state_dict())
+    assert all(torch.equal(a, b) for a, b in zip(made.parameters(), other.parameters()))
+    found = other.load_state_dict(linears.state_dict(), strict=False)
+    assert found.missing_keys == ["scale", "head.weight", "head.bias"] and not found.unexpected_keys
+    assert torch.equal(other.layers[2].weight, linears[4].weight) and torch.equal(other.head.weight, made.head.weight)
+    mlp = ingot.nn.FusedMLP(8, 16, 4, device=device)
+    found = mlp.load_state_dict({**linears.state_dict(), "table": torch.ones(2)}, strict=False)
+    assert found.unexpected_keys == ["table"] and not found.missing_keys and torch.equal(mlp.layers[0].weight, linears[0].weight)
+    with pytest.raises(RuntimeError, match='Unexpected key.*"table"'):
+        mlp.load_state_dict({**mlp.state_dict(), "table": torch.ones(2)})
+
+
 def test_state_dict_round_trips(device):
     m = ingot.nn.FusedMLP(16, 32, 8, weight_norm=True, device=device)
     other = ingot.nn.FusedMLP(16, 32, 8, weight_norm=True, device=device)

@@ -46,7 +46,9 @@ def calls():
         "RMSNorm": (nn.RMSNorm(64), dict(x=r(5, 64)), ("x", "weight")),
         "RMSNorm with a residual": (nn.RMSNorm(64), dict(x=r(5, 64), residual=r(5, 64)), ("x", "residual", "weight")),
         "FusedMLP": (nn.FusedMLP(8, 16, 4), dict(x=x), mlp_names),
+        "RMSNorm of two dimensions": (nn.RMSNorm((4, 8)), dict(x=r(3, 4, 8), residual=r(3, 4, 8)), ("x", "residual", "weight")),
         "SwiGLU": (nn.SwiGLU(8, 12), dict(x=x)),
+        "FusedSwiGLU": (nn.FusedSwiGLU(8, 12), dict(x=x)),
         "WideMLP": (nn.WideMLP(8, 12, 6), dict(x=x), ("x", "w1")),
         "LinearCrossEntropy": (nn.LinearCrossEntropy(8, 12), dict(x=x, target=loss["target"]), ("x", "target", "weight")),
     }
@@ -100,7 +102,20 @@ def test_a_wrong_argument_is_refused_by_its_name(name, recorded):
 
 def test_a_wrong_option_is_refused_by_its_name():
     x = torch.ones(3, 4)
-    for call, message in ((lambda: functional.swiglu(x, limit="much"), "swiglu_gate: limit: found str, expected a number"),
+    heads, classes, target = torch.ones(1, 3, 2, 4), torch.ones(5, 4), torch.zeros(3, dtype=torch.int64)
+    for call, message in ((lambda: functional.linear_cross_entropy(x, classes, target, ignore_index="a"), "linear_cross_entropy: ignore_index: found 'a', expected an integer of 32 bits"),
+                          (lambda: functional.linear_cross_entropy(x, classes, target, ignore_index=None), "linear_cross_entropy: ignore_index: found None, expected an integer"),
+                          (lambda: functional.linear_cross_entropy(x, classes, target, softcap="a"), "linear_cross_entropy: softcap: found 'a', expected a number"),
+                          (lambda: functional.linear_cross_entropy(x, classes, target, z_loss=None), "linear_cross_entropy: z_loss: found None, expected a number"),
+                          (lambda: nn.LinearCrossEntropy(4, 5, reduction="avg"), "LinearCrossEntropy: reduction: found 'avg', expected 'mean', 'sum' or 'none'"),
+                          (lambda: functional.flash_attn_func(heads, heads, heads, softmax_scale="a"), "flash_attn_func: softmax_scale: found 'a', expected a number or None"),
+                          (lambda: functional.flash_attn_func(heads, heads, heads, softcap=None), "flash_attn_func: softcap: found None, expected a number"),
+                          (lambda: functional.flash_attn_func(heads, heads, heads, window_size=(1.5, 0)), r"flash_attn_func: window_size: found \(1.5, 0\), expected two integers"),
+                          (lambda: functional.flash_attn_func(*[heads[..., :0]] * 3), r"flash_attn_func: q: found shape \(3, 2, 0\), expected a head size from 1"),
+                          (lambda: functional.rope_table("4", 4), "rope_table: positions: found '4', expected an integer from 0"),
+                          (lambda: functional.rope_table(4, 4.0), "rope_table: dim: found 4.0, expected an even number from 2"),
+                          (lambda: functional.rope_table(4, 4, dtype=torch.bfloat16), "rope_table: dtype: found torch.bfloat16, expected torch.float32, or torch.float64"),
+(lambda: functional.swiglu(x, limit="much"), "swiglu_gate: limit: found str, expected a number"),
                           (lambda: functional.rope(torch.ones(1, 3, 2, 4), *functional.rope_table(4, 4), interleaved="no"), "rope: interleaved: found str, expected a truth value"),
                           (lambda: optim.Muon([torch.ones(3, 3).to_sparse().requires_grad_()]), "Muon: found a parameter of layout torch.sparse_coo on cpu, expected a dense one"),
                           (lambda: optim.Muon([torch.ones(3, 3).to(torch.float8_e4m3fn).requires_grad_()]),
@@ -127,6 +142,20 @@ def test_an_eps_that_is_no_number_is_refused_by_its_name(recorded):
             torch.compile(lambda x: functional.rms_norm(x, weight, eps), backend="eager")(x)  # noqa: B023
     y = functional.rms_norm(x, weight, 1)
     assert torch.equal(y, functional.rms_norm(x, weight, torch.tensor(1.0))) and torch.equal(y, nn.RMSNorm(4, 1.0)(x))
+
+
+def test_sizes_that_a_module_cannot_have_are_refused_by_their_names():
+    for made, message in ((lambda: nn.FusedMLP(8, "8", 8), "FusedMLP: hidden_features: found '8', expected an integer from 1"),
+                          (lambda: nn.SwiGLU(8, -1), "SwiGLU: hidden_features: found -1, expected an integer from 0"),
+                          (lambda: nn.SwiGLU(8, 2, 2.5), "SwiGLU: out_features: found 2.5, expected an integer from 0"),
+                          (lambda: nn.WideMLP(8, None), "WideMLP: hidden_features: found None, expected an integer from 0"),
+                          (lambda: nn.LinearCrossEntropy(8, -1), "LinearCrossEntropy: num_classes: found -1, expected an integer from 0"),
+                          (lambda: nn.FusedSwiGLU(8, 2.5), "FusedSwiGLU: hidden_dim: found 2.5, expected an integer from 0"),
+                          (lambda: nn.MegaGemmTriton(8, 0), "MegaGemmTriton: multiple_of: found 0, expected an integer from 1")):
+        with pytest.raises(ValueError, match=f"^{message}$"):
+            made()
+    with pytest.raises(TypeError, match="^mlp: weights: found NoneType, expected a list of tensors$"):
+        functional.fused_mlp(torch.ones(3, 4), None)
 
 
 def test_a_shape_that_rms_norm_cannot_have_is_refused_by_its_name():
