@@ -8,7 +8,9 @@
 // Every number is computed by the same operations in the same order as by norm_kernel() and route_kernel(), so the bits
 // are theirs.
 #include "ingot/gpu/tile/cluster.cuh"
-#include "ingot/models/decode/prompt/prompt.cuh"
+#include "ingot/models/decode/prompt/expert_rows.cuh"
+#include "ingot/models/decode/prompt/prompt_norm.cuh"
+#include "ingot/models/decode/prompt/prompt_router.cuh"
 
 namespace ingot::decode::prompts {
 

@@ -82,7 +82,7 @@ struct Prompt {
 };
 void run_prompt(const Model& model, const Buffers& buffers, const PromptBuffers& p, const Prompt& prompt,
                 Stream stream);
-// Identifies the kernels that append_prompt() launches, as far as the kernels depend on `prompt`: equal lists mean
+// Identifies the kernels that run_prompt() launches, as far as the kernels depend on `prompt`: equal lists mean
 // equal kernels.
 std::vector<int> prompt_kernels(const Model& model, const Prompt& prompt);
 
