@@ -641,7 +641,7 @@ class Protocol(WithServer):
                 self.assertEqual(got[0], status, got[1])
                 if status != 200:
                     self.assertEqual(set(json.loads(got[1])["error"]), {"message", "type", "param", "code"})
-        for path, meant in (("/chat/completions", "/v1/chat/completions"), ("/models", "/v1/models"), ("/v1/v1/messages", "/v1/messages"), ("/v1/v1/none", None)):
+        for path, meant in (("/chat/completions", "/v1/chat/completions"), ("/models", "/v1/models"), ("/v1/v1/messages", "/v1/messages"), ("/v1/responses/resp_1", "POST /v1/responses"), ("/v1/v1/none", None)):
             message = json.loads(self.server.request("POST", path, "{}")[1])["error"]["message"]
             self.assertRegex(message, rf"\Afound no such address, expected {meant}: " if meant else r"\Afound no such address, expected one of /health, .*/v1/chat/completions, ")
         refused = self.server.request("POST", "/v1/completions", "prompt=a", {"Content-Type": "application/x-www-form-urlencoded"})[1]

@@ -33,6 +33,7 @@ std::string nearby(const std::string& url) {
   if (known("/v1" + url)) return "/v1" + url + ": the base URL of OpenAI's clients ends in /v1";
   if (url.starts_with("/v1/v1/") && known(url.substr(3)))
     return url.substr(3) + ": the base URL of Anthropic's clients ends before /v1";
+  if (url.starts_with("/v1/responses/")) return "POST /v1/responses: responses are not stored";
   std::string all = "one of /health, /metrics, /v1/models";
   for (const auto& [address, kind] : body_kinds()) all += ", " + address;
   return all;
