@@ -500,6 +500,9 @@ TEST(api_request, an_effort_is_read_wherever_clients_write_it) {
   EXPECT_EQ(effort(R"("enable_thinking": false)"), "none");
   EXPECT_EQ(effort(R"("chat_template_kwargs": {"enable_thinking": true})"), "");
   EXPECT_EQ(effort(R"("reasoning_effort": "high", "chat_template_kwargs": {"enable_thinking": false})"), "high");
+  EXPECT_EQ(effort(R"("reasoning": {"enabled": false})"), "none");
+  EXPECT_EQ(effort(R"("reasoning": {"enabled": true})"), "");
+  EXPECT_EQ(effort(R"("reasoning": {"enabled": false, "effort": "low"})"), "low");
   // As clients of DeepSeek's, GLM's and Kimi's models write it.
   EXPECT_EQ(effort(R"("thinking": {"type": "disabled"})"), "none");
   EXPECT_EQ(effort(R"("thinking": {"type": "enabled"})"), "");

@@ -168,9 +168,10 @@ bool is_schema_format(const Json& format) {
   return format.is_object() && format.contains("type") && format["type"] == "json_schema";
 }
 namespace {
-// The word of clients of Qwen's models; true leaves the server's own effort.
-void read_thinking_switch(Object& object, ApiRequest& r) {
-  if (!object.flag("enable_thinking", true) && r.reasoning.empty()) r.reasoning = "none";
+// The words of clients of Qwen's models (enable_thinking) and of OpenRouter (enabled); true leaves the server's own
+// effort.
+void read_thinking_switch(Object& object, const char* key, ApiRequest& r) {
+  if (!object.flag(key, true) && r.reasoning.empty()) r.reasoning = "none";
 }
 // The switch of clients of DeepSeek's, GLM's and Kimi's models.
 void read_thinking_type(Object& body, ApiRequest& r) {
@@ -192,17 +193,18 @@ void read_effort(Object& body, ApiRequest& r) {
   };
   if (body.find("reasoning") != nullptr) {
     Object reasoning = otherwise(body.object("reasoning"), "effort");
+    read_thinking_switch(reasoning, "enabled", r);
     reasoning.ignore({"summary", "generate_summary"});
     reasoning.finish();
   }
   if (body.find("chat_template_kwargs") != nullptr) {
     Object arguments = otherwise(body.object("chat_template_kwargs"), "reasoning_effort");
-    read_thinking_switch(arguments, r);
+    read_thinking_switch(arguments, "enable_thinking", r);
     arguments.unsupported("model_identity", nullptr);
     arguments.unsupported("builtin_tools", Json::array());
     arguments.finish();
   }
-  read_thinking_switch(body, r);
+  read_thinking_switch(body, "enable_thinking", r);
   read_thinking_type(body, r);
 }
 
