@@ -121,6 +121,20 @@ TEST(Emulation, InEveryOrderThreadsThatWaitForOneAnotherEnd) {
   }
 }
 
+// Threads held back poll a flag that the early warp sets after a barrier. Their polls must not keep that warp waiting.
+TEST(Emulation, AnEarlyWarpIsNotKeptWaitingByThreadsThatPoll) {
+  const InOrder order("early-warp:0");
+  uint32_t flag = 0, seen = 0;
+  run({.grid = 1, .block = 96}, [&] {
+    for (int i = 0; threadIdx.x / 32 == 1 && i < 100; ++i) __syncwarp();
+    if (threadIdx.x < 64) emulation::sync_named(1, 64, true, emulation::Where::current());
+    if (threadIdx.x == 0) flag = 1;
+    while (threadIdx.x >= 32 && flag == 0) emulation::yield();
+    ++seen;
+  });
+  EXPECT_EQ(seen, 96u);
+}
+
 TEST(Emulation, RefusesUnknownOrdersByName) {
   using emulation::Order;
   EXPECT_EQ(emulation::order_named("late-warp"), (Order{Order::Kind::late_warp, {}}));

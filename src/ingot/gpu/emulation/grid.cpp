@@ -182,7 +182,7 @@ struct Grid {
   std::vector<std::unique_ptr<Fiber>> fibers;
   std::vector<Fiber*> ready, ready_held_back;
   uint32_t turns = 0;  // that the fibers held back have left
-  uint64_t polls = 0;  // since these fibers' last turns
+  uint64_t polls = 0;  // of the other fibers, since these turns
   size_t running = 0;  // fibers not done
   std::exception_ptr failure;
   Context main;
@@ -334,7 +334,8 @@ void start_cluster(int64_t first_block, uint32_t late_or_early) {
   }
 }
 
-[[noreturn]] void report_deadlock() {
+// The threads of the launch by the place of their wait.
+std::string waits() {
   std::map<std::string, int> waits;
   size_t left = 0, all = 0;
   for (const auto& f : grid->fibers) {
@@ -343,10 +344,13 @@ void start_cluster(int64_t first_block, uint32_t late_or_early) {
     if (f->state == State::done) ++left;
     if (f->state == State::waiting) ++waits[std::string(f->what) + " at " + said(f->where)];
   }
-  std::string text;
+  std::string text = ingot::detail::concat("of ", all, ":");
   for (const auto& [what, threads] : waits) text += ingot::detail::concat(" ", threads, " wait for ", what, ";");
-  fail(ErrorCode::invalid_argument, grid->name, ": found threads that wait for ever, of ", all, ":", text, " ", left,
-       " have ended; expected all of a block (of a cluster) at each barrier");
+  return ingot::detail::concat(text, " ", left, " have ended");
+}
+[[noreturn]] void report_deadlock() {
+  fail(ErrorCode::invalid_argument, grid->name, ": found threads that wait for ever, ", waits(),
+       "; expected all of a block (of a cluster) at each barrier");
 }
 
 // Runs the clusters [first, end) of `clusters` together, to their end.
@@ -477,8 +481,9 @@ uint32_t lane() { return self->place.thread.x % 32; }
 void yield() {
   const Silence silence;
   if (++grid->idle > kMaxIdleSwitches)
-    complain("found ", kMaxIdleSwitches, " polls during which no thread got on, expected a wait to end");
-  ++grid->polls;
+    complain("found ", kMaxIdleSwitches, " polls during which no thread got on (", waits(),
+             "), expected a wait to end");
+  grid->polls += !self->held_back;
   add_ready(*self);
   tsan_release(&grid->end);  // where another thread fails
   change_to(take_ready());
