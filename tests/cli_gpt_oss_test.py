@@ -756,7 +756,7 @@ class Chat(TinyGptOss):
         begin += json.loads(data[8:begin])["lm_head.weight"]["data_offsets"][0]
         data[begin : begin + 2 * self.HIDDEN * len(self.SPECIALS)] = bytes(2 * self.HIDDEN * len(self.SPECIALS))  # the model never ends an answer
         shard.write_bytes(data)
-        command = [BINARY, *map(str, self.chat), "--context", "60000", "--tokens", "50000", "--json", "--temperature", "0"]
+        command = [BINARY, *map(str, self.chat), "--context", "60000", "--tokens", "50000", "--json", "--temperature", "0", "--device", "cpu"]
         run = start(*command[1:], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         answers = []
         for turn in (b"/help\nHi.\n", b"/help\nMore.\n"):  # the help stands on standard error just before the answer begins

@@ -64,9 +64,9 @@ class InDirectory(unittest.TestCase):
         return path
 
     def refuses(self, status, message, *arguments, **more):
-        """One line on stderr that begins with the command, nothing on stdout, the documented status. On a machine with a GPU a line before it may
-        name the GPU on which the model was opened."""
+        """One line on stderr that begins with the command, nothing on stdout, the documented status. On a machine with a GPU, lines before it
+        may name the GPU and warn of a missing library."""
         run = ingot(*arguments, **more)
         self.assertEqual((run.returncode, run.text), (status, ""), run.error)
-        self.assertRegex(run.error, r"\A([^\n]+: on [^\n]+\n)?ingot( [a-z]+)*: [^\n]+\n\Z")
+        self.assertRegex(run.error, r"\A(([^\n]+: )?on [^\n]+\n)?(warning: [^\n]+\n)?ingot( [a-z]+)*: [^\n]+\n\Z")
         self.assertRegex(run.error, message)
