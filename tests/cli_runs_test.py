@@ -168,6 +168,18 @@ class Runs(InDirectory):
         self.assertEqual(run.returncode, 0, run.error)
         self.assertIn("found no undamaged checkpoint; the run begins again at step 1\n", run.error)
 
+    def test_a_run_does_not_continue_with_other_data(self):
+        text = self.directory / "own.txt"
+        command = ["train", *TINY, "--data", text, "--tokenizer", self.directory / "own.json", "--out", self.directory / "own", "--seed", "3"]
+        text.write_text(TEXT, encoding="utf-8")
+        self.assertEqual(ingot("tokenizer", "train", "--data", text, "--vocab", "300", "--out", self.directory / "own.json").returncode, 0)
+        self.assertEqual(ingot(*command, "--steps", "4").returncode, 0)
+        text.write_text(TEXT.replace("line", "row"), encoding="utf-8")
+        self.refuses(3, r"step-00000004/state.json: found a run on other data \([0-9a-f]+\), expected [0-9a-f]+ of \S*own.txt", *command, "--steps", "6")
+        text.write_text(TEXT, encoding="utf-8")
+        run = ingot(*command, "--steps", "6")
+        self.assertEqual((run.returncode, "resuming at step 4" in run.error), (0, True), run.error)
+
     def test_a_run_that_went_back_is_resumed_without_going_back_again(self):
         self.assertEqual(ingot(*self.train("--steps", 20, "--checkpoint-every", 10)).returncode, 0)
         process = start(*self.train("--steps", 1000000, "--from", "step-10"))

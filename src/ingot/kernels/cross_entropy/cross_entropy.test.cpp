@@ -378,6 +378,37 @@ TEST(LinearCrossEntropy, AWorkspaceServesFewerRowsToo) {
     }
 }
 
+TEST(LinearCrossEntropy, ASegmentHasSecondWeightsOfItsOwnAndTheBitsOfACallAlone) {
+  const std::vector<int32_t> cu{0, 5, 5, 19, 37};
+  constexpr int64_t kVocab = 50, kRank = 3;
+  const int64_t segments = int64_t(cu.size()) - 1;
+  struct Operands : Fused {
+    Buffer banks, dbanks;
+    explicit Operands(int64_t segments)
+        : Fused(DType::f32, 37, 12, kVocab, kRank),
+          banks(DType::f32, {segments, kVocab, kRank}),
+          dbanks(DType::f32, {segments, kVocab, kRank}) {
+      testing::fill_normal(banks, 8);
+      testing::fill_normal(dbanks, 9);
+    }
+  } together(segments), apart(segments);
+  together.args.w2 = together.banks, together.args.dw2 = together.dbanks, together.args.cu2 = cu;
+  linear_cross_entropy(together.args, {});
+  for (int64_t s = 0; s < segments; ++s) {
+    LinearCrossEntropy one = apart.args;
+    for (Tensor* t : {&one.x, &one.x2, &one.targets, &one.loss, &one.lse, &one.dloss, &one.dx, &one.dx2})
+      *t = t->slice(0, cu[size_t(s)], cu[size_t(s) + 1]);
+    one.w2 = apart.banks.tensor().row(s), one.dw2 = apart.dbanks.tensor().row(s);
+    linear_cross_entropy(one, {});
+  }
+  EXPECT_EQ(values(together.loss), values(apart.loss));
+  EXPECT_EQ(values(together.lse), values(apart.lse));
+  EXPECT_EQ(values(together.dx), values(apart.dx));
+  EXPECT_EQ(values(together.dx2), values(apart.dx2));
+  EXPECT_EQ(values(together.dw), values(apart.dw));
+  EXPECT_EQ(values(together.dbanks), values(apart.dbanks));
+}
+
 TEST(LinearCrossEntropy, ThreadsDoNotChangeABit) {
   const int before = thread_count();
   std::vector<double> first;
