@@ -294,6 +294,7 @@ class Model:
         return self._engine.encode(_text("text", text))
 
     def decode(self, ids):
+        """The text of some ids. Bytes that are no UTF-8 become U+FFFD; an id outside the vocabulary is a ValueError."""
         return self._engine.decode(_ids("ids", ids)).decode("utf-8", "replace")
 
     def _effort(self, reasoning):

@@ -138,6 +138,8 @@ def gate_numbers(op, activation, limit, alpha, up_offset):
 def swiglu(gate, up=None, *, order="gate_first", limit=0.0, alpha=1.0, up_offset=0.0, activation="silu"):
     """silu(gate) * up, of two (..., H) tensors or of one packed (..., 2H) tensor; with activation="gelu_tanh", gelu_tanh(gate) * up. Returns (..., H).
 
+    gate and up have one dtype: float32, bfloat16 or float16, on a CPU float64 too; the result has this dtype, and the formula is computed in fp32 (fp64 for fp64).
+
     order (packed): "gate_first" is [gate | up], "gate_second" is [up | gate], "interleaved" alternates gate and up.
     GPT-OSS: limit=7, alpha=1.702, up_offset=1, which is min(gate, limit) sigmoid(alpha gate) (clamp(up, -limit, limit) + 1).
     """
@@ -332,7 +334,13 @@ def grouped_linear(x, weight, offsets, bias=None):
 
 def rope_table(positions, dim, base=10000.0, *, scaling="none", factor=1.0, original_context=0.0, beta_fast=32.0, beta_slow=1.0,
                truncate=True, attention_factor=0.0, dtype=torch.float32, device=None):
-    """(cos, sin), each (positions, dim / 2), for `rope`: a row for each of the positions 0 to positions - 1. scaling is "none", "ntk" or "yarn". device=None: PyTorch's default device."""
+    """(cos, sin), each (positions, dim / 2), for `rope`: row p has the cosines and sines of the angles p base^(-2 j / dim), in radians.
+
+    positions: the number of positions, from 0. dim: an even number. scaling: "none"; "ntk"; or "yarn", which needs original_context, the tokens of the context
+    that the model was trained with. factor: how many times longer the context is. attention_factor multiplies the tables of yarn, 0: 0.1 ln(factor) + 1.
+    dtype: float32, or float64 for x of float64. device=None: PyTorch's default device. The tables are made on the host, so torch.compile(fullgraph=True) does
+    not trace this function: make tables once, before the compiled function. Errors: ValueError for an argument, TypeError for a tensor of positions.
+    """
     if isinstance(positions, torch.Tensor) and positions.dim() > 0:
         raise TypeError("rope_table: positions: found a tensor, expected the number of positions; rope takes the positions of tokens")
     positions, dim = (n.item() if isinstance(n, torch.Tensor) and n.dim() == 0 else n for n in (positions, dim))
@@ -437,7 +445,11 @@ def rope_(x, cos, sin, positions=None, *, interleaved=False, sign=1):
 
 
 def qk_norm_rope(x, cos=None, sin=None, positions=None, *, gain=None, eps=2.0**-23, interleaved=False, sign=1):
-    """RMSNorm over D without a weight, then `rope` (omitted without cos and sin), then a factor per head: x (..., S, H, D), gain (H)."""
+    """RMSNorm over D without a weight, then `rope` (omitted without cos and sin), then a factor per head.
+
+    x: (..., S, H, D) float64, float32, bfloat16 or float16. cos, sin, positions, interleaved, sign: see `rope`. gain: (H) float32 (float64 for float64), or
+    None. Returns a tensor of x's shape and dtype; the formula is computed in fp32 (fp64 for fp64).
+    """
     if not isinstance(x, torch.Tensor):
         return _untensored("qk_norm_rope", "x", qk_norm_rope, x, cos, sin, positions, gain=gain, eps=eps, interleaved=interleaved, sign=sign)
     _op.expect_tensors_or_none("qk_norm_rope", x=x, cos=cos, sin=sin, gain=gain)

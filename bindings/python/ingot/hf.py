@@ -185,7 +185,8 @@ def patch(model, *, norms=True, mlps=True, rope=True, loss=False):
 
     loss=True: in training and with labels a language model's loss comes from functional.linear_cross_entropy, and the output has no logits (None). Without
     labels, in evaluation mode, or where a call requests some logits or a tuple, the model behaves as before.
-    PyTorch's random number generators have the same state after the call as before.
+    PyTorch's random number generators have the same state after the call as before. TypeError: `model` is no torch.nn.Module. A module that cannot be replaced
+    is no error: Report.skipped has the reason.
     """
     if not isinstance(model, torch.nn.Module):
         raise TypeError(f"hf.patch: model: found {type(model).__name__}, expected torch.nn.Module")

@@ -1,4 +1,8 @@
-"""Modules. Each loads the state dict of the module that it replaces."""
+"""Modules. Each loads the state dict of the module that it replaces.
+
+Inputs and parameters are float32, bfloat16 or float16, on a CPU float64 too. A constructor raises ValueError for a size or an option; the errors of a call
+are those of ingot.functional.
+"""
 import math
 import numbers
 import re
@@ -30,7 +34,7 @@ class RMSNorm(_Direct):
     """Has torch.nn.RMSNorm's arguments, parameters and results. Several normalized dimensions count as one row.
 
     unit_offset=True multiplies by 1 + weight (Gemma's form) and starts the weight at zero. forward(x, residual) returns
-    (norm(x + residual), x + residual) from one kernel.
+    (norm(x + residual), x + residual) from one kernel. x and residual: (..., *normalized_shape) of one dtype; the results have their shape and dtype.
     """
 
     def __init__(self, normalized_shape, eps=None, elementwise_affine=True, device=None, dtype=None, *, unit_offset=False):
@@ -105,6 +109,7 @@ class FusedMLP(_Direct):
     in_features, hidden_features and out_features are independent; on a GPU multiples of 8 up to 512. activation is a name of
     functional.ACTIVATIONS or a module such as nn.SiLU(). The last layer is linear unless activate_last. weight_norm: W[n] = gain[n] weight[n] / |weight[n]|. recompute keeps no activations for the backward pass.
 
+    forward(x): x is (..., in_features), the result (..., out_features); both have the parameters' dtype, or under autocast autocast's.
     Parameters are layers.<i>.weight (out, in), layers.<i>.bias, layers.<i>.gain. load_state_dict also takes the state dict of an
     nn.Sequential of Linears, plain or with weight_norm (torch.nn.utils.parametrizations or the older weight_g and weight_v), and the
     packed v_all, g_all of mlp-megakernel. Where only one side is weight-normalised, the weights are converted.
@@ -361,6 +366,7 @@ def _expect_sizes(module, in_features, hidden_features, out_features):
 class SwiGLU(nn.Module):
     """w3(silu(gate) * up), [gate | up] = w12(x). On Hopper, in 16-bit types, w12 and the gate are one kernel; elsewhere only the gate is fused.
 
+    x is (..., in_features), the result (..., out_features) in the parameters' dtype, or under autocast in autocast's.
     w12: Linear(in_features, 2 hidden_features), w3: Linear(hidden_features, out_features). order: the order of w12's rows. For all options see
     functional.swiglu.
     """
@@ -398,6 +404,8 @@ class SwiGLU(nn.Module):
 class WideMLP(nn.Module):
     """w2(f(w1(x))) of two Linears of any width, forward and backward by functional.wide_mlp; w1: (in, hidden), w2: (hidden, out).
 
+    x is (..., in_features), the result (..., out_features). For activation and recompute see functional.wide_mlp.
+
     load_state_dict also takes the state dict of an nn.Sequential of two Linears with an activation between them.
     """
 
@@ -427,7 +435,8 @@ class WideMLP(nn.Module):
 
 class LinearCrossEntropy(nn.Linear):
     """The last Linear of a model and its loss: forward(x, target) is functional.linear_cross_entropy of its weight, whose logits are never in memory as a
-    whole. Parameters, state dict and initialisation are those of nn.Linear; `logits(x)` computes the logits for inference."""
+    whole. x: (..., in_features). target: integers of x's leading shape, from 0 to num_classes - 1, or ignore_index. Parameters, state dict and initialisation
+    are those of nn.Linear; `logits(x)` computes the logits (..., num_classes) for inference."""
 
     def __init__(self, in_features, num_classes, bias=False, device=None, dtype=None, *, reduction="mean", ignore_index=-100, label_smoothing=0.0,
                  softcap=0.0, z_loss=0.0):
@@ -462,7 +471,8 @@ class MegaGemmTriton(SwiGLU):
 
 
 class FusedSwiGLU(nn.Module):
-    """The layer of fused-swiglu: value * silu(gate), [value | gate] = x Wf with Wf (in_features, 2 hidden_dim). `block` was the size of its tiles and has no
+    """The layer of fused-swiglu: value * silu(gate), [value | gate] = x Wf with Wf (in_features, 2 hidden_dim). x is (..., in_features), the result
+    (..., hidden_dim). `block` was the size of its tiles and has no
     effect."""
 
     def __init__(self, in_features, hidden_dim, block=64, device=None, dtype=None):
