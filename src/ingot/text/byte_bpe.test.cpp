@@ -240,6 +240,18 @@ TEST(ByteBpe, TheFirstSpecialTokenStartsADocumentAndIsReadBack) {
   EXPECT_EQ(start_token(std::vector<SpecialToken>{{7, "<|im_start|>"}}), -1);
 }
 
+TEST(ByteBpe, RefusesASpecialTokenThatStandsTwiceOrLeavesAGap) {
+  const ByteBpeRules good = golden_bpe(kPatterns[0]).rules();
+  const auto next = int32_t(good.tokens.size());
+  const auto error = [&](const std::vector<SpecialToken>& more) {
+    ByteBpeRules rules = good;
+    rules.specials.insert(rules.specials.end(), more.begin(), more.end());
+    return error_of([&] { ByteBpe bad(rules); });
+  };
+  EXPECT_NE(error({{next, "<twice>"}, {next + 1, "<twice>"}}).find("<twice>\" found twice, ids "), std::string::npos);
+  EXPECT_NE(error({{next, "<a>"}, {next + 2, "<b>"}}).find("expected no gaps"), std::string::npos);
+}
+
 TEST(ByteBpe, RefusesSpecialTokensThatAFileCouldNotHold) {
   const std::string_view documents[] = {"text"};
   const auto error = [&](const std::vector<std::string>& specials) {

@@ -146,6 +146,12 @@ TEST(archive, an_index_that_contradicts_itself_is_refused_although_its_sum_is_ri
     EXPECT_TRUE(holds(found, message)) << replace << ": " << found;
     EXPECT_TRUE(holds(found, "bad data: ")) << found;
   }
+  // The reserved word, with a sum that is right.
+  std::string all = read_file(dir / "x.ingot");
+  all[12] = 1;
+  write_file(dir / "odd.ingot", all);
+  sign_again(dir / "odd.ingot", dir / "bad", "\"kind\"", "\"kind\"");
+  EXPECT_TRUE(holds(error_of([&] { ArchiveFile(dir / "bad"); }), "byte 12: found 1, expected 0"));
 }
 
 TEST(archive, an_unfinished_archive_leaves_no_file) {
