@@ -265,6 +265,7 @@ class Runs(InDirectory):
         self.assertEqual(run.returncode, 0, run.error)
         score = lambda data, stdin=b"": json.loads(ingot("eval", self.run_directory, "--data", data, "--json", stdin=stdin).text)
         self.assertEqual(score("-", TEXT.encode())["loss"], score(self.text)["loss"])
+        self.assertIn("standard input is not the data of the run", ingot("eval", self.run_directory, "--data", "-", stdin=TEXT[100:300].encode()).error)
         self.refuses(2, "--data: found standard input with --seeds", "train", *TINY, "--data", "-", "--out", self.directory / "s", "--seeds", "1,2")
         self.refuses(2, "--data: found standard input with several ranks", "train", *TINY, "--data", "-", "--out", self.directory / "s", "--ranks", 2)
         self.refuses(3, "standard input: found no text", "data", "info", "-")
@@ -552,6 +553,12 @@ class Messages(InDirectory):
         self.assertEqual(ingot("tokenizer", "train", "--data", self.text, "--vocab", 300, "--out", tokenizer).returncode, 0)
         run = ingot("train", *TINY, "--steps", 1, "--data", self.text, "--tokenizer", tokenizer, "--out", tokenizer.parent)
         self.assertEqual(run.returncode, 0, run.error)  # its own vocabulary
+
+    def test_the_commands_that_a_run_advises_can_be_typed(self):
+        run = self.directory / "a run"
+        trained = ingot("train", *TINY, "--steps", 2, "--data", self.text, "--out", run)
+        self.assertIn(f"generate '{run}' --prompt \"...\"   or   ", trained.error)
+        self.assertIn(f" plot '{run}'\n", trained.error)
 
     def test_an_empty_prompt_is_a_prompt_and_standard_input_is_not_read(self):
         run = self.directory / "run"

@@ -219,7 +219,7 @@ SafetensorsEntry read_entry(Reader& r, int64_t i) {
   const auto offset = r.number<uint64_t>(what);
   if (overflow || bytes > r.left() || offset > uint64_t(r.left() - bytes))
     fail(ErrorCode::bad_data, r.path(), ": ", what, ": found shape ", shape_text(e.shape), " of ", e.dtype, " at ",
-         offset, ", expected it within the file");
+         offset, ", expected it within the file: cut short, or damaged");
   e.begin = int64_t(offset);
   e.end = e.begin + bytes;
   return e;

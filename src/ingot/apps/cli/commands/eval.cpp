@@ -77,7 +77,8 @@ Part part_of_text(const EvalCommand& o, const TrainedModel& model) {
 Part part_of(const EvalCommand& o, const TrainedModel& model) {
   const Part part = holds_shards(o.data) ? part_of_shards(o, model) : part_of_text(o, model);
   if (o.split.empty() && part.split == "all" && o.ttt.is_first())
-    log_info(o.data, " is not the data of the run: the whole text is scored");
+    log_info(o.data == kStandardInput ? "standard input" : o.data,
+             " is not the data of the run: the whole text is scored");
   return part;
 }
 

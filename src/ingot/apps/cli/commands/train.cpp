@@ -297,8 +297,8 @@ void train_runs(const TrainCommand& o) {
   if (o.seeds.empty()) {
     run_one(o, std::nullopt, o.out);
     if (!o.is_first()) return;
-    log_info("try: ", program_name(), " generate ", o.out, " --prompt \"...\"   or   ", program_name(), " plot ",
-             o.out);
+    const std::string run = cli::quoted(o.out);
+    log_info("try: ", program_name(), " generate ", run, " --prompt \"...\"   or   ", program_name(), " plot ", run);
     return;
   }
   std::vector<double> losses, bits;
