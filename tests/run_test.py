@@ -14,7 +14,8 @@ echo "CMAKE_HOME_DIRECTORY:INTERNAL=$PWD" > build/cpu/CMakeCache.txt
 for word; do case $word in -D*) echo "${word#-D}" | sed "s/=/:BOOL=/" >> build/cpu/CMakeCache.txt ;; esac; done
 touch build/cpu/build.ninja
 """
-# Lists the tests that a build declares and whose name matches, or reports that every one of them passed.
+# Stands in for ctest. With -N it prints the tests of the build whose names match the expression after -R; without -N it writes a report in which
+# each of these tests passed.
 CTEST = """#!/bin/sh
 while [ $# -gt 0 ]; do case $1 in -N) list=yes ;; -R) name=$2 ;; --output-junit) report=$2 ;; esac; shift; done
 found=$(sed -n 's/^add_test(\\[=\\[\\([a-z_]*\\).*/\\1/p' build/cpu/CTestTestfile.cmake | grep -E "$name")

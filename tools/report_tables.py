@@ -476,7 +476,7 @@ def of_gpu(suite, name, shape=None, dtype=None):
 
 
 def times(suite, name, peer, *key):
-    """How many times as long a peer takes as Ingot in a row."""
+    """The peer's time divided by Ingot's, of one row of a report."""
     row = of_gpu(suite, name, *key)
     return row["peers"][peer] / row["ours_us"]
 
