@@ -329,6 +329,8 @@ def check_numbers(torch, case, drawn, outputs, gradients, note):
             e = e_gradients.get(k)
             if (g is None or e is None) and not (g is None and e is None):
                 have = g if g is not None else e
+                if case.planted:
+                    have = torch.nan_to_num(have, 0.0, 0.0, 0.0)  # 0 times a value that is not finite
                 if have.numel() and have.abs().max().item() != 0:
                     problems.append(f"gradient of {k}: found {'none' if g is None else 'one'}, expected {'none' if e is None else 'one'}")
             elif g is not None:

@@ -1,7 +1,7 @@
 """compute-sanitizer over the GPU tests named ...Small, each tool over each test executable, in shards. Writes
 bench/results/<gpu>/sanitizers.json: the tests, errors and seconds per tool and executable.
 
-    python3 tools/sanitize.py --build build/cuda [--tools memcheck,racecheck,synccheck,initcheck] [--limit 240] [--jobs 12] [--out DIR]
+    python3 tools/sanitize.py --build build/cuda [--tools memcheck,racecheck,synccheck,initcheck] [--limit 400] [--jobs 12] [--out DIR]
                               [--executables test_kernels_linear,...] [--continue] [--seconds N] [--as 8.0]
 
 A case of the report is a tool over an executable. The report is written after each case; as long as cases are missing, to the folder `unfinished` (suite_report.py).
@@ -34,6 +34,9 @@ TOOLS_IMITATED = TOOLS[:2]  # with the limits of another GPU
 # By default racecheck shows a hundred hazards; hazards that are not shown cannot be compared with the explained ones.
 OPTIONS = {"synccheck": ["--num-cuda-barriers", "1024"], "racecheck": ["--print-limit", "100000"]}
 SHARD = 2  # tests per run
+# Executables with persistent kernels, which end with an error where a block waits for seconds. Beside many other processes on the GPU blocks wait that
+# long, so the runs of these executables come last, and FEW of them side by side.
+PERSISTENT, FEW = {"test_models_decode"}, 3
 # Reports of racecheck that are no races, by executable and by the two places. racecheck credits an arrival at an mbarrier to the arriving lane, not
 # to the lanes that __syncwarp() ordered before (docs/lab/attention.md), misses block barriers that warps reach from different branches, and misses
 # the order between a warp that arrives at a named barrier by bar.arrive and the warps that wait there (docs/lab/gpt-oss-decode.md). A report names
@@ -46,12 +49,15 @@ EXPLAINED = [(executable, [re.compile(place) for place in pair]) for executable,
     ("", r"attention_hopper::QueryGradient<.*::run\(\).* in query_gradient\.cuh", r"attention_hopper::KeyFetcher<.*::publish\(.* in walk\.cuh"),
     ("", r"attention_hopper::(KeyGradient|QuerySums)<.* in (key_gradient|query_sums)\.cuh",
      r"attention_hopper::QueryFetcher<.*::(copy_keys|fetch_step)\(.* in query_fetcher\.cuh"),
+    ("", r"attention_hopper::QueryProduct<.*::run\(\).* in query_product\.cuh", r"attention_hopper::ScoreFetcher<.*::publish\(.* in query_product\.cuh"),
     ("test_models_decode", *2 * (r"sampling::(block_best|best_key_of_grid)\(.* in best\.cuh",)),
     ("test_models_decode", r"ptx::bulk_load\(.* in tma\.cuh", r"decode::load_from_ring<.* in products\.cuh"),
     ("test_models_decode", r"ptx::bulk_load\(.* in tma\.cuh", r"split_kv_attention::Seen<.*::load<.* in split_kv_keys\.cuh"),
     ("test_models_decode", r"WeightWriter::put<.* in weight_stream\.cuh", r"decode::noted_chunk\(.* in token_context\.cuh"),
+    ("test_models_decode", r"WeightWriter::put<.* in weight_stream\.cuh", r"Read access at .* in token_attention\.cuh"),
     ("test_models_decode", r"router::choose<.* in router\.cuh", r"router::route<.* in router\.cuh"),
     ("test_models_decode", r"decode::choose_held\(.* in choose\.cuh", r"epilogue::load_bias<.* in epilogue\.cuh"),
+    ("test_models_decode", r"Write access at .*decode::choose_held\(.* in choose\.cuh", r"Read access at .*decode::weigh\(.* in choose\.cuh"),
     # Only without the copy engine (TokenVariant::warp_rings, the last field), where the multiplying warps state by bar.arrive that the sums are there.
     ("test_models_decode", r"Write access at .*decode::write_normed_vector<.*, \(bool\)1\}.* in activation_vectors\.cuh",
      r"Read access at .*decode::residual_rstd<.*, \(bool\)1\}.* in activation_vectors\.cuh"))]
@@ -161,13 +167,19 @@ def end_now(*_):
 
 
 def run_cases(report, wanted, arguments, logs, imitated):
-    """Runs the missing cases of the report, the slowest tool first, in parallel shards."""
-    with concurrent.futures.ThreadPoolExecutor(arguments.jobs) as pool:
+    """Runs the missing cases of the report, the slowest tool first, in parallel shards; cases with persistent kernels at the end."""
+    chosen = [name for name in report.missing if report.cases[name][0] in arguments.tools and report.cases[name][1] in arguments.executables and report.fits(name)]
+    persistent = [name for name in chosen if report.cases[name][1].name in PERSISTENT]
+    run_side_by_side(report, [name for name in chosen if name not in persistent], arguments.jobs, wanted, arguments, logs, imitated)
+    run_side_by_side(report, persistent, min(arguments.jobs, FEW), wanted, arguments, logs, imitated)
+
+
+def run_side_by_side(report, chosen, jobs, wanted, arguments, logs, imitated):
+    with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
         def start(tool, executable):
             shards = -(-wanted[executable] // SHARD)
             return [pool.submit(sanitize, tool, executable, arguments.filter, i, shards, arguments.limit, logs, report.until) for i in range(shards)]
 
-        chosen = [name for name in report.missing if report.cases[name][0] in arguments.tools and report.cases[name][1] in arguments.executables and report.fits(name)]
         running = {name: start(*report.cases[name]) for name in chosen}
         for name, runs in running.items():
             tool, executable = report.cases[name]
@@ -194,7 +206,7 @@ def main():
     parser.add_argument("--tools", type=lambda text: text.split(","), help=f"these alone (default: {', '.join(TOOLS)}; with --as {', '.join(TOOLS_IMITATED)})")
     parser.add_argument("--executables", help="these of the build folder alone (default: all that ctest labels gpu)")
     parser.add_argument("--filter", default="*Small:*Small/*:MlpCuda.ANan*")
-    parser.add_argument("--limit", type=float, default=240, help="seconds that a run of two tests may take")
+    parser.add_argument("--limit", type=float, default=400, help="seconds that a run of two tests may take")
     parser.add_argument("--seconds", type=float, metavar="N", help="end after N seconds")
     parser.add_argument("--continue", dest="again", action="store_true", help="run only what the report of these sources lacks")
     parser.add_argument("--jobs", type=int, default=12, help="runs side by side")

@@ -16,7 +16,7 @@ def calls():
     cos, sin = functional.rope_table(16, 8)
     offsets, cu = torch.tensor([0, 2, 5], dtype=torch.int32), torch.tensor([0, 3, 6], dtype=torch.int32)
     x, heads, table = r(5, 8), r(2, 6, 4, 8), dict(cos=cos, sin=sin, positions=torch.arange(6))
-    layers = dict(w0=r(16, 8), b0=r(16), g0=r(16), w1=r(4, 16), b1=r(4), g1=r(4))
+    layers = dict(w0=r(16, 8), b0=r(16), g0=r(16), w1=r(8, 16), b1=r(8), g1=r(8))
     loss = dict(x=x, weight=r(12, 8), target=torch.randint(0, 12, (5,)), bias=r(12))
     mlp_names = ("x", "weights", "biases", "gains", "parameters")
 
