@@ -3,6 +3,11 @@
 add_library(ingot_flags INTERFACE)
 target_compile_options(ingot_flags INTERFACE
   $<$<COMPILE_LANGUAGE:CXX>:-Wall -Wextra -Wno-unused-parameter -Wno-missing-field-initializers -ffp-contract=fast>)
+# A row of a product has the same bits whatever is computed beside it, because every multiplication and its addition are fused into one rounding.
+# From 13.3 on g++ splits some of these pairs in loops, because the latency of a chain of fused operations is longer on some CPUs. 0 turns this off.
+if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
+  target_compile_options(ingot_flags INTERFACE $<$<COMPILE_LANGUAGE:CXX>:--param=avoid-fma-max-bits=0>)
+endif()
 if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64")
   set(INGOT_X86 ON)
   # CMake puts these flags last on the command line, so a target with its own level (INGOT_LEVEL) must not get this flag.
