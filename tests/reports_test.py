@@ -639,7 +639,9 @@ http.server.HTTPServer(("127.0.0.1", int(sys.argv[sys.argv.index("--port") + 1])
             if row["shape"][0] != 2:  # llama.cpp is asked by some numbers of clients alone
                 row["llama.cpp"] = {"token_ms": 3.0, "tokens_per_second": 50.0 * row["shape"][0], "errors": 0}
         self.assertTrue(report_tables.serve_line(served, "gpt-oss-120b").endswith("; of llama.cpp's server 3.00 ms a token for one client, 800 tokens/s for 16 and 3,200 tokens/s for 64."))
-        served["results"][3]["llama.cpp"]["errors"] = 3
+        served["results"][3]["llama.cpp"]["errors"] = 3  # of 64 clients: some requests had no answer
+        self.assertTrue(report_tables.serve_line(served, "gpt-oss-120b").endswith("; of llama.cpp's server 3.00 ms a token for one client, 800 tokens/s for 16."))
+        served["results"][0]["llama.cpp"]["errors"] = 1
         self.assertNotIn("llama.cpp", report_tables.serve_line(served, "gpt-oss-120b"))
         self.assertIsNone(report_tables.serve_line({"results": served["results"][:3]}, "gpt-oss-120b"))
 

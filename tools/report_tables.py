@@ -352,10 +352,11 @@ HEADLINE_STEP = {"shape": "golf", "precision": "bf16"}  # the preset golf-small
 
 
 def serve_line(report, model):
-    """The speeds for one client, for 16 and for 64 at temperature 1, and llama.cpp's server in the same measurement, if the report has one
-    that answered every request."""
+    """The speeds for one client, for 16 and for 64 at temperature 1, and those of llama.cpp's server in the same measurement where the server answered
+    every request of so many clients."""
     def told(of_clients):
-        return f"**{of_clients[1]['token_ms']:.2f} ms** a token for one client, " + " and ".join(f"**{of_clients[n]['tokens_per_second']:,.0f} tokens/s** for {n}" for n in (16, 64))
+        many = " and ".join(f"**{of_clients[n]['tokens_per_second']:,.0f} tokens/s** for {n}" for n in (16, 64) if n in of_clients)
+        return f"**{of_clients[1]['token_ms']:.2f} ms** a token for one client" + (many and f", {many}")
 
     rows = {r["shape"][0]: r for r in report["results"] if (r["model"], r["sampling"]) == (model, "temperature 1")}
     if not {1, 16, 64} <= rows.keys():
@@ -363,8 +364,8 @@ def serve_line(report, model):
     prompt, answer = rows[1]["shape"][1:]
     line = (f"clients of `serve`, {model.replace('gpt-oss', 'GPT-OSS').replace('b', 'B')}'s shapes, prompts of {prompt} and answers of {answer} tokens sampled at temperature 1: "
             + told({n: r["clients"] for n, r in rows.items()}))
-    rival = {n: rows[n]["llama.cpp"] for n in (1, 16, 64) if "llama.cpp" in rows[n]}
-    if len(rival) == 3 and not any(result.get("errors") for result in rival.values()):
+    rival = {n: rows[n]["llama.cpp"] for n in (1, 16, 64) if "llama.cpp" in rows[n] and not rows[n]["llama.cpp"].get("errors")}
+    if 1 in rival:
         line += "; of llama.cpp's server " + told(rival).replace("**", "")
     return line + "."
 

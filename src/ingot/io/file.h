@@ -79,7 +79,7 @@ class Lock {
 };
 
 // A read-only view of a file's bytes. If another process shortens the file, reading the lost part raises SIGBUS, so a
-// mapping is for files that nobody writes; File::read_at reads all other files.
+// mapping is for files that no process changes while they are mapped. File::read_at is for all other files.
 class MappedFile {
  public:
   MappedFile() = default;

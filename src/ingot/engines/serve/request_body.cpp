@@ -280,50 +280,58 @@ void read_common(Object& body, ApiRequest& r, const ApiLimits& limits) {
   refuse_fields_of_other_servers(body);
 }
 
+namespace {
+
+// The names of a setting in completions, chats, responses and messages; empty: there is no such field.
+using Names = std::array<const char*, 4>;
+constexpr Names kLimit = {"max_tokens", "max_completion_tokens", "max_output_tokens", "max_tokens"},
+                kFormat = {"", "response_format", "text.format", "output_config.format"},
+                kText = {"prompt", "messages", "input", "messages"},
+                kInstructions = {"", "a message of the role system", "instructions", "system"},
+                kStop = {"stop", "stop", "", "stop_sequences"},
+                kThinking = {"", "reasoning_effort", "reasoning", "thinking"},
+                kLogprobs = {"logprobs", "logprobs", "include", ""}, kNone = {"", "", "", ""};
+// A field that would change the answer, where the API of the request reads it.
+struct KnownField {
+  const char* name;
+  const Names& names;      // of the setting
+  Json neutral = nullptr;  // the value that changes nothing, beside null
+};
+const std::vector<KnownField>& known_fields() {
+  static const std::vector<KnownField> all = {{"max_tokens", kLimit},
+                                              {"max_completion_tokens", kLimit},
+                                              {"max_output_tokens", kLimit},
+                                              {"response_format", kFormat, {{"type", "text"}}},
+                                              {"text", kFormat, Json::object()},
+                                              {"output_config", kFormat, Json::object()},
+                                              {"prompt", kText},
+                                              {"messages", kText},
+                                              {"input", kText},
+                                              {"instructions", kInstructions, ""},
+                                              {"system", kInstructions, ""},
+                                              {"stop", kStop, Json::array()},
+                                              {"stop_sequences", kStop, Json::array()},
+                                              {"thinking", kThinking},
+                                              {"logprobs", kLogprobs, false},
+                                              {"top_logprobs", kLogprobs, 0},
+                                              {"tools", kNone, Json::array()},
+                                              {"echo", kNone, false},
+                                              {"suffix", kNone, ""},
+                                              {"previous_response_id", kNone},
+                                              {"conversation", kNone},
+                                              {"background", kNone, false}};
+  return all;
+}
+
+}  // namespace
+
 void refuse_fields_of_other_apis(Object& body, const ApiRequest& r) {
-  // Names in completions, chats, responses and messages; empty: there is no such field.
-  using Names = std::array<const char*, 4>;
-  const Names limit = {"max_tokens", "max_completion_tokens", "max_output_tokens", "max_tokens"};
-  const Names format = {"", "response_format", "text.format", "output_config.format"};
-  const Names text = {"prompt", "messages", "input", "messages"};
-  const Names instructions = {"", "a message of the role system", "instructions", "system"};
-  const Names stop = {"stop", "stop", "", "stop_sequences"};
-  const Names thinking = {"", "reasoning_effort", "reasoning", "thinking"};
-  const Names logprobs = {"logprobs", "logprobs", "include", ""};
-  const Names none = {"", "", "", ""};
-  struct Field {
-    const char* name;
-    const Names& own;
-    Json neutral = nullptr;
-  };
-  const Json empty = Json::array(), off = false;
   const size_t api = r.responses ? 2 : r.messages_api ? 3 : r.chat ? 1 : 0;
-  for (const Field& f : std::initializer_list<Field>{{"max_tokens", limit},
-                                                     {"max_completion_tokens", limit},
-                                                     {"max_output_tokens", limit},
-                                                     {"response_format", format, {{"type", "text"}}},
-                                                     {"text", format, Json::object()},
-                                                     {"output_config", format, Json::object()},
-                                                     {"prompt", text},
-                                                     {"messages", text},
-                                                     {"input", text},
-                                                     {"instructions", instructions, ""},
-                                                     {"system", instructions, ""},
-                                                     {"stop", stop, empty},
-                                                     {"stop_sequences", stop, empty},
-                                                     {"thinking", thinking},
-                                                     {"logprobs", logprobs, off},
-                                                     {"top_logprobs", logprobs, 0},
-                                                     {"tools", none, empty},
-                                                     {"echo", none, off},
-                                                     {"suffix", none, ""},
-                                                     {"previous_response_id", none},
-                                                     {"conversation", none},
-                                                     {"background", none, off}}) {
+  for (const KnownField& f : known_fields()) {
     if (body.reads(f.name)) continue;
     const Json* value = body.find(f.name);
     if (value == nullptr || *value == f.neutral) continue;
-    const std::string own = f.own[api], path = body.path(f.name);
+    const std::string own = f.names[api], path = body.path(f.name);
     throw ApiError(400, path + ": this address has no such field" + (own.empty() ? "" : ", expected " + own), path,
                    "unsupported_parameter");
   }

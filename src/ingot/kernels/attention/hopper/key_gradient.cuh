@@ -17,7 +17,7 @@
 
 namespace ingot::cuda::attention_hopper {
 
-// A multiplying warpgroup. kDv, kDk: the sums that it computes.
+// A multiplying warpgroup. kDv, kDk: whether it computes dV, and whether it computes dK.
 template <class F, bool kDv, bool kDk> struct KeyGradient {
   using T = typename F::T;
   static constexpr auto kB128 = tile::Swizzle::b128;

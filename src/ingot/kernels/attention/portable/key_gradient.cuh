@@ -36,7 +36,7 @@ template <class F> struct KeyGradientMemory {
   }
 };
 
-// kDv, kDk: the sums that this warp computes.
+// kDv, kDk: whether this warp computes dV, and whether it computes dK.
 template <class F, bool kDv, bool kDk> struct KeyGradientTile {
   using T = typename F::T;
 

@@ -12,9 +12,9 @@
 namespace ingot::decode::small_batch {
 
 constexpr uint32_t kWarps = 24, kThreads = 32 * kWarps;
-// warps that share a row tile of an expert; of 45 weight tiles (2,880 columns) each warp has 15
+// Warps that multiply one row tile of an expert's matrix together; of 45 weight tiles (2,880 columns) each warp has 15.
 constexpr uint32_t kTeam = 3;
-constexpr uint32_t kMatrixTeam = 12;  // warps that share a row tile of any other matrix
+constexpr uint32_t kMatrixTeam = 12;  // the same for a row tile of any other matrix
 
 constexpr uint32_t kMostSlots = 3;
 // Chunks of weight tiles are copied asynchronously to the warp's own slots in shared memory. Loads into registers would
