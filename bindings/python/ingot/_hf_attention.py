@@ -50,11 +50,18 @@ class DenseMask(_Mask):
 # --- masks -------------------------------------------------------------------------------------------------------------
 
 
+# transformers from 5.23 on: another mask of the positions within the packed sequences. The distance of two tokens of a sequence is that of their places,
+# because a sequence ends where the positions do not go on by one, so a causal order and a window stay what they are.
+_WITHIN_PACKED = "remap_positions_for_packed_sequence.<locals>.inner_mask"
+
+
 def _parts(function):
     """The mask functions that transformers.masking_utils has intersected to `function`, each with the variables of its closure."""
     variables = dict(zip(function.__code__.co_freevars, (c.cell_contents for c in function.__closure__ or ())))
     if function.__qualname__ == "and_masks.<locals>.and_mask":
         return [part for f in variables["mask_functions"] for part in _parts(f)]
+    if function.__qualname__ == _WITHIN_PACKED:
+        return [*_parts(variables["mask_function"]), (function, variables)]
     return [(function, variables)]
 
 
@@ -69,7 +76,7 @@ def _pattern(function, options):
         unambiguous = window and window == getattr(config, "sliding_window", None) and getattr(config, "attention_chunk_size", None) is None
         # transformers allows the skip where the mask is the pattern of create_sliding_window_causal_mask alone.
         return (True, window, None) if unambiguous and options.get("allow_is_causal_skip") else None
-    causal, window, packed = False, 0, None
+    causal, window, packed, within = False, 0, None, False
     for part, variables in _parts(function):
         name = part.__qualname__ if part.__module__ == masking_utils.__name__ else None
         if name == "causal_mask_function":
@@ -78,9 +85,11 @@ def _pattern(function, options):
             window = variables["sliding_window"]
         elif name == "packed_sequence_mask_function.<locals>.inner_mask" and packed is None:
             packed = variables["packed_sequence_mask"]
+        elif name == _WITHIN_PACKED:
+            within = True
         elif name != "bidirectional_mask_function":
             return None
-    return None if window and not causal else (causal, window, packed)
+    return None if window and not causal or within and packed is None else (causal, window, packed)
 
 
 def _segments(numbers, queries):

@@ -24,9 +24,11 @@ _TOLERANCE = {dtype: 4 * torch.finfo(dtype).eps / 2 for dtype in DTYPES}
 def replacement(module):
     """Returns a Replacement, the reason why the module's rotary embedding cannot be replaced, or None where its forward calls no such function."""
     original = own_forward(module)
-    function = _function_of(original)
+    function = _function_of(inspect.unwrap(original))
     if function is None:
         return None
+    if not _holds(original):
+        return "its forward is decorated by a function that does not keep the forward in its closure"
     device = next((p.device for p in module.parameters()), torch.device("cpu"))
     if device.type == "meta":
         return "its weights are on the meta device"
@@ -48,6 +50,35 @@ def _function_of(forward):
     except (TypeError, ValueError):
         return None
     return function if tuple(parameters) == _PARAMETERS and parameters["unsqueeze_dim"].default == 1 else None
+
+
+def _contents(function):
+    """The variables of a function's closure."""
+    return [cell.cell_contents for cell in function.__closure__ or ()]
+
+
+def _holds(forward):
+    """Whether each decorator of the forward keeps the function that it decorates in its closure, so that _decorated can replace the innermost one."""
+    while hasattr(forward, "__wrapped__"):
+        if not isinstance(forward, types.FunctionType) or not any(of is forward.__wrapped__ for of in _contents(forward)):
+            return False
+        forward = forward.__wrapped__
+    return True
+
+
+def _copy(function, globals=None, closure=None):
+    copied = types.FunctionType(function.__code__, function.__globals__ if globals is None else globals, function.__name__, function.__defaults__,
+                                function.__closure__ if closure is None else closure)
+    copied.__kwdefaults__ = function.__kwdefaults__
+    return copied
+
+
+def _decorated(forward, innermost):
+    """The forward with `innermost` in place of the function inside all its decorators, such as transformers' that accept the earlier name of an argument."""
+    if not hasattr(forward, "__wrapped__"):
+        return innermost
+    inner = _decorated(forward.__wrapped__, innermost)
+    return _copy(forward, closure=tuple(types.CellType(inner if of is forward.__wrapped__ else of) for of in _contents(forward)))
 
 
 def _verify(function, device):
@@ -152,12 +183,12 @@ def _fused(original, function, served, repeated):
             return _rotate(q, k, cos, sin)
         return function(q, k, cos, sin, unsqueeze_dim)
 
-    rotated = types.FunctionType(original.__code__, {**original.__globals__, _NAME: rotary}, original.__name__, original.__defaults__, original.__closure__)
-    rotated.__kwdefaults__ = original.__kwdefaults__
+    innermost = inspect.unwrap(original)
+    rotated = _decorated(original, _copy(innermost, {**innermost.__globals__, _NAME: rotary}))
 
     def forward(self, *arguments, **named):
         # torch.compile fuses the formula itself. A function that was set under the name later stays in force.
-        own = is_dynamo_compiling() or original.__globals__.get(_NAME) is not function
+        own = is_dynamo_compiling() or innermost.__globals__.get(_NAME) is not function
         return (original if own else rotated)(self, *arguments, **named)
 
     return forward

@@ -1,5 +1,6 @@
 """hf.patch on models made by hand, and on small random Hugging Face models where transformers is installed."""
 import copy
+import functools
 import inspect
 import pickle
 import types
@@ -629,6 +630,45 @@ def test_rotary_embeddings_keep_their_numbers(device, batch, monkeypatch):
         assert wide[0].dtype is torch.float64 and len(kernel_calls) == 2
     for found, want in zip(changed, m(x, cos, sin)):
         torch.testing.assert_close(found, want, rtol=1e-5, atol=1e-5)
+
+
+def renamed(earlier, name):
+    """A decorator that accepts an earlier name of an argument, like transformers' deprecate_kwarg."""
+    def decorate(function):
+        @functools.wraps(function)
+        def accepting(*arguments, **named):
+            if earlier in named:
+                named[name] = named.pop(earlier)
+            return function(*arguments, **named)
+        return accepting
+    return decorate
+
+
+def by_default_argument(function):
+    @functools.wraps(function)
+    def calling(*arguments, _function=function, **named):
+        return _function(*arguments, **named)
+    return calling
+
+
+def test_a_decorated_forward_keeps_its_decorators(device, monkeypatch):
+    m, kernel_calls = Rotates(1.5).to(device), []
+    x, cos, sin = rotary_case(device)
+    run = ingot._rope.run_rope
+    monkeypatch.setattr(ingot._rope, "run_rope", lambda *a: kernel_calls.append(1) or run(*a))
+    plain = Rotates.forward
+    monkeypatch.setattr(Rotates, "forward", renamed("twice", "more")(renamed("times", "more")(plain)))
+    expected = m(x, cos, sin, twice=3)
+    with hf.patch(m) as report:
+        assert [(name, form) for name, form, *_ in report.replaced] == [("Rotates", "half-split pairs")]
+        for named in (dict(twice=3), dict(times=3), dict(more=3)):
+            del kernel_calls[:]
+            for found, want in zip(m(x, cos, sin, **named), expected):
+                torch.testing.assert_close(found, want, rtol=1e-5, atol=1e-5)
+            assert len(kernel_calls) == 2, named
+    monkeypatch.setattr(Rotates, "forward", by_default_argument(plain))
+    report = hf.patch(m)
+    assert not report.replaced and "decorated by a function" in dict(report.skipped)["Rotates"]
 
 
 def test_tables_of_different_halves_are_left_to_the_formula(device):

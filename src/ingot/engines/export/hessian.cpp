@@ -87,7 +87,7 @@ Hessians capture_hessians(const GptConfig& config, const GptWeights& weights, st
   // An additional token is needed as the last target. With this bound the product does not overflow.
   if (o.batches > (text->size() - 1) / o.batch_tokens)
     fail(ErrorCode::bad_data, text->name(), ": found ", text->size(), " tokens for calibration, expected ", o.batches,
-         " batches of ", o.batch_tokens, " and one more; ask for fewer batches");
+         " batches of ", o.batch_tokens, " and one more; ask for fewer batches, or for fewer tokens per batch");
   const DType compute = weights.compute ? weights.compute.dtype : weights.master.dtype;
   const GptTypes types(weights.master.dtype, compute, compute);
   const Device device = weights.master.device;
