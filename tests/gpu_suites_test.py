@@ -217,25 +217,35 @@ http.server.HTTPServer(("127.0.0.1", int(sys.argv[sys.argv.index("--port") + 1])
     def test_a_run_that_takes_too_long_reports_its_last_step(self):
         import train_runs
 
-        def error_of(script, limit=4.0):  # a busy machine may take a second to start the script
-            with tempfile.TemporaryDirectory() as folder:
-                program = pathlib.Path(folder) / "ingot"
-                program.write_text("#!/bin/sh\n" + script)
-                program.chmod(0o755)
-                options = argparse.Namespace(ingot=program, device="cpu", tokens=8, shrink=(), limit=limit)
-                with self.assertRaises(RuntimeError) as raised:
-                    train_runs.measure_ours(options, pathlib.Path(folder), 11, 1, 12)
-                return str(raised.exception)
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+
+        def program_of(name, script):
+            program = pathlib.Path(folder.name) / name / "ingot"
+            program.parent.mkdir()
+            program.write_text("#!/bin/sh\n" + script)
+            program.chmod(0o755)
+            return program
+
+        def error_of(program, limit=4.0):  # a busy machine may take a second to start the program
+            options = argparse.Namespace(ingot=program, device="cpu", tokens=8, shrink=(), limit=limit)
+            with self.assertRaises(RuntimeError) as raised:
+                train_runs.measure_ours(options, program.parent, 11, 1, 12)
+            return str(raised.exception)
         find_out = 'while [ "$1" != --out ]; do shift; done; mkdir -p "$2"\n'
         begun = """printf '{"event":"start","config":"%s"}\\n{"event":"step","step":1}\\n{"event":"step","step":2}\\n' "$(printf %0500d 1)" > "$2/log.jsonl"\n"""
         of_start = begun.replace('\\n{"event":"step","step":1}\\n{"event":"step","step":2}', "")
+        # All are written before the first one starts: a program that another process holds open for writing, even for a moment, cannot be started.
+        programs = [program_of("two-steps", find_out + begun + "echo 'step 2/16  loss 9.0' >&2\nexec sleep 30"), program_of("start", find_out + of_start + "exec sleep 30"),
+                    program_of("silent", "exec sleep 30")]
+        refused = program_of("refused", "echo 'no GPU' >&2; exit 1")
         with concurrent.futures.ThreadPoolExecutor() as pool:
-            found, started, silent = pool.map(error_of, [find_out + begun + "echo 'step 2/16  loss 9.0' >&2\nexec sleep 30", find_out + of_start + "exec sleep 30", "exec sleep 30"])
+            found, started, silent = pool.map(error_of, programs)
         self.assertEqual(found, 'ingot train: not done after 4 s. It logged {"event":"step","step":1} {"event":"step","step":2}; it said step 2/16  loss 9.0')
         self.assertRegex(started, r'It logged \{"event":"start","config":"0+; it said nothing$')
         self.assertLess(len(started), 400)
         self.assertEqual(silent, "ingot train: not done after 4 s. It logged nothing, not even its start; it said nothing")
-        self.assertEqual(error_of("echo 'no GPU' >&2; exit 1", limit=30), "ingot train: no GPU")
+        self.assertEqual(error_of(refused, limit=30), "ingot train: no GPU")
 
     def test_one_command_measures_each_suite_beside_the_installed_peers(self):
         for suite in gpu.SUITES:
