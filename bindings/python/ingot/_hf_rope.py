@@ -52,15 +52,18 @@ def _function_of(forward):
     return function if tuple(parameters) == _PARAMETERS and parameters["unsqueeze_dim"].default == 1 else None
 
 
-def _contents(function):
-    """The variables of a function's closure."""
-    return [cell.cell_contents for cell in function.__closure__ or ()]
+def _has(cell, function):
+    """Whether the variable of a closure is the function."""
+    try:
+        return cell.cell_contents is function
+    except ValueError:  # a variable without a value
+        return False
 
 
 def _holds(forward):
     """Whether each decorator of the forward keeps the function that it decorates in its closure, so that _decorated can replace the innermost one."""
     while hasattr(forward, "__wrapped__"):
-        if not isinstance(forward, types.FunctionType) or not any(of is forward.__wrapped__ for of in _contents(forward)):
+        if not isinstance(forward, types.FunctionType) or not any(_has(cell, forward.__wrapped__) for cell in forward.__closure__ or ()):
             return False
         forward = forward.__wrapped__
     return True
@@ -78,7 +81,7 @@ def _decorated(forward, innermost):
     if not hasattr(forward, "__wrapped__"):
         return innermost
     inner = _decorated(forward.__wrapped__, innermost)
-    return _copy(forward, closure=tuple(types.CellType(inner if of is forward.__wrapped__ else of) for of in _contents(forward)))
+    return _copy(forward, closure=tuple(types.CellType(inner) if _has(cell, forward.__wrapped__) else cell for cell in forward.__closure__))
 
 
 def _verify(function, device):
