@@ -1,4 +1,6 @@
 """Tests of the tools that run the GPU tests, also under compute-sanitizer, as another GPU, or from PTX alone: the reports name what failed, and explained hazards are told from unexplained ones."""
+import argparse
+import collections
 import contextlib
 import io
 import json
@@ -6,6 +8,8 @@ import os
 import pathlib
 import struct
 import tempfile
+import threading
+import time
 import unittest
 import unittest.mock
 
@@ -123,6 +127,29 @@ class GpuTools(unittest.TestCase):
         self.assertEqual(sanitize.result_of("racecheck", pathlib.Path("test_x"), 18, runs),
                          {"tool": "racecheck", "executable": "test_x", "tests": 16, "errors": 6, "status": 1})
         self.assertEqual(sanitize.result_of("racecheck", pathlib.Path("test_x"), 6, runs[:1])["errors"], 0)
+
+    def test_executables_with_persistent_kernels_run_last_and_a_few_at_a_time(self):
+        others, persistent = pathlib.Path("test_x"), pathlib.Path("test_models_decode")
+        lock, running, most, order = threading.Lock(), collections.Counter(), collections.Counter(), []
+
+        def run(tool, executable, *_):
+            with lock:
+                order.append(executable.name)
+                running[executable.name] += 1
+                most[executable.name] = max(most[executable.name], running[executable.name])
+            time.sleep(0.02)
+            with lock:
+                running[executable.name] -= 1
+            return {"tests": 2, "skipped": 0, "errors": 0, "explained": 0, "status": 0, "seconds": 0.02}
+
+        cases = {"decode": ("racecheck", persistent), "x": ("racecheck", others)}
+        report = unittest.mock.Mock(missing=list(cases), cases=cases, until=None)
+        arguments = argparse.Namespace(tools=["racecheck"], executables=[persistent, others], jobs=8, limit=60, filter="*Small", capability=None)
+        with unittest.mock.patch.object(sanitize, "sanitize", run), contextlib.redirect_stdout(io.StringIO()):
+            sanitize.run_cases(report, {persistent: 24, others: 24}, arguments, pathlib.Path("."), {})
+        self.assertEqual(order, ["test_x"] * 12 + ["test_models_decode"] * 12)
+        self.assertLessEqual(most["test_models_decode"], sanitize.FEW)
+        self.assertEqual([call.kwargs["name"] for call in report.add.call_args_list], ["x", "decode"])
 
     def test_hazards_that_are_explained_are_known_by_both_places(self):
         ours = "ingot::cuda::attention_hopper::"
