@@ -86,6 +86,7 @@ void read_chat(Object& body, const Source& source, ApiRequest& r, const ApiLimit
   read_tools(body, source, r, limits);
   read_tool_choice(body, r);
   read_response_format(body, source, r);
+  r.shows_thoughts = body.flag("include_reasoning", true);
   read_effort(body, r);
   if (body.flag("logprobs")) r.logprobs = 0;
   if (const auto top = body.integer("top_logprobs", 0, limits.logprobs)) {

@@ -503,6 +503,7 @@ TEST(api_request, an_effort_is_read_wherever_clients_write_it) {
   EXPECT_EQ(effort(R"("reasoning": {"enabled": false})"), "none");
   EXPECT_EQ(effort(R"("reasoning": {"enabled": true})"), "");
   EXPECT_EQ(effort(R"("reasoning": {"enabled": false, "effort": "low"})"), "low");
+  EXPECT_EQ(effort(R"("reasoning": {"effort": "low", "exclude": true})"), "low");
   // As clients of DeepSeek's, GLM's and Kimi's models write it.
   EXPECT_EQ(effort(R"("thinking": {"type": "disabled"})"), "none");
   EXPECT_EQ(effort(R"("thinking": {"type": "enabled"})"), "");

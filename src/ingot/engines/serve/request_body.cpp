@@ -194,6 +194,7 @@ void read_effort(Object& body, ApiRequest& r) {
   if (body.find("reasoning") != nullptr) {
     Object reasoning = otherwise(body.object("reasoning"), "effort");
     read_thinking_switch(reasoning, "enabled", r);
+    if (!r.responses && reasoning.flag("exclude")) r.shows_thoughts = false;
     reasoning.ignore({"summary", "generate_summary"});
     reasoning.finish();
   }

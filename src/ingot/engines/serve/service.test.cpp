@@ -368,6 +368,7 @@ class TextDrafter final : public draft::Drafter {
 struct ChatAnswer {
   Json choices;
   int64_t accepted = 0;
+  std::string events;  // of a stream, which has no choices
 };
 // Without `guess` no drafts.
 ChatAnswer chat(const std::string& script, const std::string& more, const std::string& guess, int64_t most) {
@@ -391,10 +392,32 @@ ChatAnswer chat(const std::string& script, const std::string& more, const std::s
   s.ask(request, "", heard.answer());
   const auto [status, body] = heard.end.get_future().get();
   EXPECT_EQ(status, 200) << body;
+  answer.events = heard.events;
+  if (request.stream) return answer;
   const Json all = parse_json(body, "answer");
   answer.choices = all["choices"];
   if (all.contains("timings")) answer.accepted = all["timings"].value("draft_n_accepted", int64_t(0));
   return answer;
+}
+
+TEST(service, an_answer_without_its_thoughts_is_otherwise_the_same) {
+  const std::string script =
+      "<|channel|>analysis<|message|>Hm, so.<|end|><|start|>assistant<|channel|>final<|message|>Yes, 12.<|return|>";
+  for (const std::string& logprobs : {std::string(), std::string(R"(, "logprobs": true)")}) {
+    Json expected = chat(script, logprobs, "", 0).choices;
+    EXPECT_EQ(expected[0]["message"]["reasoning_content"], "Hm, so.");
+    EXPECT_EQ(expected[0]["message"]["content"], "Yes, 12.");
+    expected[0]["message"].erase("reasoning_content");
+    for (const std::string more : {R"(, "include_reasoning": false)", R"(, "reasoning": {"exclude": true})"}) {
+      EXPECT_EQ(chat(script, logprobs + more, "", 0).choices, expected);
+      const std::string stream = chat(script, logprobs + more + R"(, "stream": true)", "", 0).events;
+      EXPECT_EQ(stream.find("reasoning"), std::string::npos) << stream;
+      EXPECT_EQ(stream.find(R"("delta":{},"logprobs":null,"finish_reason":null)"), std::string::npos) << stream;
+      EXPECT_NE(stream.find(R"("delta":{"content":"Y)"), std::string::npos) << stream;
+    }
+    EXPECT_NE(chat(script, logprobs + R"(, "stream": true)", "", 0).events.find("reasoning_content"),
+              std::string::npos);
+  }
 }
 
 // The end of the thoughts falls on every row of a step, and drafts go on with the final text or with further thoughts.

@@ -125,6 +125,7 @@ void Service::Ticket::begin(size_t index) {
   if (!std::exchange(choices_[index].begun, true) && request_.chat) answer_.event(completions_.begin(index));
 }
 void Service::Ticket::show(size_t index, AnswerPiece piece) {
+  if (!request_.shows_thoughts && !writer_) piece.reasoning.clear();  // a writer decides for itself
   if (piece.empty() || abandoned_) return;
   if (writer_) return write(writer_->add(piece));
   if (!request_.stream) return collect(choices_[index].ended, std::move(piece));
