@@ -49,7 +49,7 @@ for target in "${targets[@]}"; do
   else
     mkdir -p "$build/corpus/$target"
     # Big allocations, slow inputs and leaks are findings too.
-    options=("$build/corpus/$target" -max_total_time="$seconds" -max_len=131072 -timeout=5 -malloc_limit_mb=256 -rss_limit_mb=1024
+    options=("$build/corpus/$target" -max_total_time="$seconds" -max_len=131072 -timeout=10 -malloc_limit_mb=256 -rss_limit_mb=1024
       -print_final_stats=1 -artifact_prefix="$findings/$target-")
   fi
   if "$build/fuzz_$target" "${options[@]}" "tests/fuzz_corpus/$target" >"$log" 2>&1; then
