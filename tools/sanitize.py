@@ -175,6 +175,7 @@ def run_cases(report, wanted, arguments, logs, imitated):
 
 
 def run_side_by_side(report, chosen, jobs, wanted, arguments, logs, imitated):
+    """Runs these cases with at most `jobs` shards at a time and adds their results to the report."""
     with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
         def start(tool, executable):
             shards = -(-wanted[executable] // SHARD)
