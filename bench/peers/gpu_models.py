@@ -33,8 +33,9 @@ TINY = dict(vocab_size=96, hidden_size=32, intermediate_size=48, num_hidden_laye
 BATCH = {False: (4, 2048), True: (2, 16)}
 # The variants of a model: the peers, and those of Ingot, each of which is a row of its own beside the peers.
 PEERS = {"torch_eager": "as it is", "torch_compile": "torch.compile", "liger": "Liger"}
-OURS = {"patch": "", "patch_attention": ", attention too", "patch_compile": ", with torch.compile"}
-ORDER = ("torch_eager", "liger", "patch", "patch_attention", "torch_compile", "patch_compile")
+OURS = {"patch": "", "patch_attention": ", attention too", "patch_compile": ", with torch.compile",
+        "patch_attention_compile": ", attention too, with torch.compile"}
+ORDER = ("torch_eager", "liger", "patch", "patch_attention", "torch_compile", "patch_compile", "patch_attention_compile")
 TOLERANCE = 1e-2
 
 
@@ -55,7 +56,7 @@ def build(model, variant, tiny, device):
     attention = "sdpa"
     if variant.startswith("patch"):
         import ingot
-        if variant == "patch_attention":
+        if variant.startswith("patch_attention"):
             ingot.hf.register_attention()
             attention = "ingot"
     torch.set_default_dtype(torch.bfloat16)

@@ -10,6 +10,7 @@ import torch
 
 from . import _C, _attention
 from ._hf_parts import capability_of, count_fallback
+from ._op import register as register_operator
 
 fallbacks = Counter()
 
@@ -50,8 +51,9 @@ class DenseMask(_Mask):
 # --- masks -------------------------------------------------------------------------------------------------------------
 
 
-# transformers from 5.23 on: another mask of the positions within the packed sequences. The distance of two tokens of a sequence is that of their places,
-# because a sequence ends where the positions do not go on by one, so a causal order and a window stay what they are.
+# transformers from 5.23 on applies the causal order and the window to the position_ids of packed sequences, and not to the places of the tokens in the
+# row. The result is the same: a packed sequence ends wherever the next position is not one more than the last, so within a sequence the distance between
+# two positions equals the distance between the two tokens.
 _WITHIN_PACKED = "remap_positions_for_packed_sequence.<locals>.inner_mask"
 
 
@@ -65,6 +67,14 @@ def _parts(function):
     return [(function, variables)]
 
 
+def _traced_window(options):
+    """The sliding window of a mask under torch.compile, 0 for none; None where the options of transformers may also mean chunks."""
+    window, config = options.get("local_size"), options.get("config")
+    if not window:
+        return 0
+    return window if window == getattr(config, "sliding_window", None) and getattr(config, "attention_chunk_size", None) is None else None
+
+
 def _pattern(function, options):
     """(causal, window, numbers of packed sequences or None) of a mask function of transformers, or None for another pattern."""
     from transformers import masking_utils
@@ -72,10 +82,9 @@ def _pattern(function, options):
     if function in (masking_utils.causal_mask_function, masking_utils.bidirectional_mask_function):
         return function is masking_utils.causal_mask_function, 0, None
     if torch.compiler.is_compiling():  # torch.compile does not trace the reading of a closure
-        window, config = options.get("local_size"), options.get("config")
-        unambiguous = window and window == getattr(config, "sliding_window", None) and getattr(config, "attention_chunk_size", None) is None
+        window = _traced_window(options)
         # transformers allows the skip where the mask is the pattern of create_sliding_window_causal_mask alone.
-        return (True, window, None) if unambiguous and options.get("allow_is_causal_skip") else None
+        return (True, window, None) if window and options.get("allow_is_causal_skip") else None
     causal, window, packed, within = False, 0, None, False
     for part, variables in _parts(function):
         name = part.__qualname__ if part.__module__ == masking_utils.__name__ else None
@@ -92,17 +101,66 @@ def _pattern(function, options):
     return None if window and not causal or within and packed is None else (causal, window, packed)
 
 
+def _starts(numbers):
+    """(B, Sk) boolean: whether a run of equal `numbers` begins in a row."""
+    starts = torch.ones_like(numbers, dtype=torch.bool)
+    starts[:, 1:] = numbers[:, 1:] != numbers[:, :-1]
+    return starts
+
+
 def _segments(numbers, queries):
     """(cu_q, cu_k) of segments of equal `numbers` (B, Sk): runs of one number in a row are one segment. The queries are the last ones of each row."""
     batch, keys = numbers.shape
-    starts = torch.ones_like(numbers, dtype=torch.bool)
-    starts[:, 1:] = numbers[:, 1:] != numbers[:, :-1]
-    row, at = starts.nonzero(as_tuple=True)
+    row, at = _starts(numbers).nonzero(as_tuple=True)
     end = torch.tensor([batch * keys], device=numbers.device)
     # A segment that begins before its row's first query begins there for the queries.
     first = (at - (keys - queries)).clamp(min=0)
     cu_k = torch.cat([row * keys + at, end]).to(torch.int32)
     return torch.cat([row * queries + first, end // keys * queries]).to(torch.int32), cu_k
+
+
+def _run_offsets(numbers, unlike):
+    """The operator of a compiled model: the offsets (S + 1) int32 of segments of equal `numbers` (B, S_k), which only the run can know."""
+    if unlike.item():
+        raise ValueError('ingot attention under torch.compile: found a mask that is more than causal with a window, packed sequences and padding at the ends of '
+                         'rows, expected one of these (attn_implementation="sdpa" takes every mask)')
+    end = torch.tensor([numbers.numel()], device=numbers.device)
+    return torch.cat([_starts(numbers).flatten().nonzero().flatten(), end]).to(torch.int32)
+
+
+def _fake_offsets(numbers, unlike):
+    return numbers.new_empty(torch.library.get_ctx().new_dynamic_size(min=2), dtype=torch.int32)
+
+
+_offsets_op = register_operator("mask_offsets(Tensor numbers, Tensor unlike) -> Tensor", _run_offsets, _fake_offsets)
+
+
+def _traced_numbers(mask_function, batch, length, window, device):
+    """For a trace, which cannot read what a mask function consists of: (numbers (B, S) of the packed sequences, whether the mask is anything but causal
+    within these sequences and the window). The numbers follow from the function at neighbouring tokens: a sequence begins where a token does not see the
+    token before it. Whether this describes the whole mask is then tested for every pair of tokens. The compiler makes one reduction of the test, which
+    stores no mask."""
+    row, at, head = torch.arange(batch, device=device), torch.arange(length, device=device), torch.zeros((), dtype=torch.int64, device=device)
+    joined = mask_function(row[:, None], head, at[1:], at[:-1]).expand(batch, length - 1)
+    numbers = torch.nn.functional.pad((~joined).long().cumsum(-1), (1, 0))
+    q, k = at[:, None], at
+    expected = (k <= q) & (numbers[:, :, None] == numbers[:, None])
+    if window:
+        expected = expected & (q - k < window)
+    found = mask_function(row[:, None, None], head, q, k)
+    return numbers, (found != expected).any()
+
+
+def _traced_mask(batch_size, length, mask_function, padding, dense, window, options):
+    """The SegmentMask of a causal mask under torch.compile, with the sequences of a run."""
+    if padding is None:
+        numbers, unlike = _traced_numbers(mask_function, batch_size, length, window, options["device"])
+    else:
+        real = padding.bool()
+        numbers = real.long()
+        unlike = ((real[:, 1:] & ~real[:, :-1]).sum(-1) + real[:, 0] > 1).any()  # tokens of a row that are not next to each other
+    offsets = _offsets_op(numbers, unlike)
+    return SegmentMask(True, window, offsets, offsets, dense)
 
 
 def make_mask(batch_size, q_length, kv_length, q_offset=0, kv_offset=0, mask_function=None, attention_mask=None, **options):
@@ -118,7 +176,12 @@ def make_mask(batch_size, q_length, kv_length, q_offset=0, kv_offset=0, mask_fun
         return masking_utils.sdpa_mask(batch_size, q_length, kv_length, q_offset=q_offset, kv_offset=kv_offset, mask_function=mask_function,
                                        attention_mask=attention_mask, **named)
 
+    # A trace of a model without a cache, as in training: only transformers' own patterns take index tensors, which use_vmap=False says.
+    traced = (torch.compiler.is_dynamo_compiling() and q_length == kv_length and isinstance(q_offset, int) and (q_offset, kv_offset) == (0, 0)
+              and not options.get("use_vmap"))
     pattern = _pattern(mask_function, options)
+    if traced and pattern is None and padding is None and (window := _traced_window(options)) is not None:
+        return _traced_mask(batch_size, q_length, mask_function, None, dense, window, options)
     if pattern is None:
         return DenseMask(dense(), "the mask is neither causal nor bidirectional, or has a pattern beside windows, packed sequences and padding")
     causal, window, packed = pattern
@@ -126,8 +189,10 @@ def make_mask(batch_size, q_length, kv_length, q_offset=0, kv_offset=0, mask_fun
         return DenseMask(dense(), "the cache holds keys beyond the last query, as a static cache does")
     if padding is None and packed is None:
         return SegmentMask(causal, window, None, None, dense)
+    if traced and causal:
+        return _traced_mask(batch_size, q_length, mask_function, padding, dense, window, options)
     if torch.compiler.is_compiling():
-        return DenseMask(dense(), "torch.compile traces a mask of padding or packed sequences")
+        return DenseMask(dense(), "torch.compile traces padding beside a cache or in a mask that is not causal")
     numbers = torch.zeros(batch_size, kv_length, dtype=torch.int64, device=(packed if padding is None else padding).device)
     if packed is not None:
         numbers = numbers + packed[:, kv_offset:kv_offset + kv_length]

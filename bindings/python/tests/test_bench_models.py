@@ -28,7 +28,7 @@ def models():
 @pytest.mark.parametrize("model", ("Llama-3.2-1B", "Qwen3-4B"))
 def test_patched_models_train_with_the_losses_of_the_model_as_it_is(models, model):
     found = {variant: models.measure_variant(model, variant, True, "cpu", 5, 2) for variant in ("torch_eager", "patch", "patch_attention")}
-    found |= {"torch_compile": "ran past its time", "patch_compile": "ended", "liger": "not installed, and not given by path"}
+    found |= {"torch_compile": "ran past its time", "patch_compile": "ended", "patch_attention_compile": "ended", "liger": "not installed, and not given by path"}
     assert torch.get_default_dtype() is torch.float32
     rows = list(models.results_of(model, models.OURS, found, 1.0))
     assert [r["name"] for r in rows] == [f"{model}, training step", f"{model}, training step, attention too"]

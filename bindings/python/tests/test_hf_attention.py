@@ -159,19 +159,24 @@ def test_weights_of_attention_are_refused_by_name():
         _hf_attention.attention(torch.nn.Module(), x, x, x, None, output_attentions=True)
 
 
-@on_cpu
-def test_images_whose_tokens_see_each_other_get_a_dense_mask():
+def model_of_images(implementation):
+    """(Gemma 3 with images, inputs in which the tokens of an image see each other)."""
     vision = dict(hidden_size=32, intermediate_size=48, num_hidden_layers=1, num_attention_heads=2, image_size=28, patch_size=14)
     config = transformers.Gemma3Config(text_config={**SMALL, **MIXED, "vocab_size": 80}, vision_config=vision, mm_tokens_per_image=4, image_token_index=70,
                                        boi_token_index=71, eoi_token_index=72)
     torch.manual_seed(0)
     m = transformers.Gemma3ForConditionalGeneration(config).eval()
+    m.set_attn_implementation(implementation)
     ids = torch.cat([tokens(1, 5), torch.tensor([[71, 70, 70, 70, 70, 72]]), tokens(1, 6)], 1)
-    inputs = dict(pixel_values=torch.randn(1, 3, 28, 28), token_type_ids=(ids == 70).long())
+    return m, dict(ids=ids, pixel_values=torch.randn(1, 3, 28, 28), token_type_ids=(ids == 70).long())
+
+
+@on_cpu
+def test_images_whose_tokens_see_each_other_get_a_dense_mask():
     found = []
     for implementation in ("eager", "ingot"):
-        m.set_attn_implementation(implementation)
-        found.append(m(ids, **inputs).logits)
+        m, inputs = model_of_images(implementation)
+        found.append(m(inputs.pop("ids"), **inputs).logits)
     torch.testing.assert_close(found[1], found[0], rtol=1e-5, atol=1e-5)
     assert any("pattern" in reason for reason in hf.attention_fallbacks)
 
@@ -189,20 +194,53 @@ def test_vision_models_attend_in_both_directions():
     assert not hf.attention_fallbacks
 
 
+def compiled(m):
+    torch.compiler.reset()  # the graphs of other models count towards a limit
+    return torch.compile(lambda ids, **named: m(ids, use_cache=False, **named).logits, backend="aot_eager", fullgraph=True)
+
+
 @on_cpu
-def test_compiled_models_and_checkpointed_layers_give_the_same():
-    m, ids = small_model("gemma3", "ingot"), tokens()
-    expected = m(ids, use_cache=False).logits
-    compiled = torch.compile(lambda *x, **named: m(*x, **named, use_cache=False), backend="aot_eager", fullgraph=True)
-    torch.testing.assert_close(compiled(ids).logits, expected, rtol=1e-5, atol=1e-5)
+@pytest.mark.parametrize("name, kind", (("gemma3", "none"), ("gemma3", "packed"), ("gemma3", "padded"), ("gpt_oss", "packed")))
+def test_a_compiled_model_gives_the_kernels_its_segments(name, kind, monkeypatch):
+    from ingot import _hf_attention
+
+    m, ids = small_model(name), tokens()
+    packed = [torch.cat([torch.arange(n) for n in lengths]).expand(3, -1) for lengths in ((8, 1, 11), (5, 15))]
+    cases = {"none": [{}], "packed": [dict(position_ids=p) for p in packed],
+             "padded": [dict(attention_mask=padding(ids, side)) for side in ("left", "right")]}[kind]  # the second case runs the graph of the first
+    masks = [case.get("attention_mask", torch.ones_like(ids)).bool() for case in cases]
+    expected = [logits_and_gradients(m, "eager", ids, real, use_cache=False, **case) for case, real in zip(cases, masks)]
+    m.set_attn_implementation("ingot")
+    monkeypatch.setattr(_hf_attention, "_dense_attention", None)  # a compiled call of PyTorch's formula is an error here
+    run = compiled(m)
+    for case, real, numbers in zip(cases, masks, expected):
+        m.zero_grad()
+        logits = run(ids, **case)[real]
+        logits.float().sin().sum().backward()
+        assert_close([logits.detach()] + [p.grad for p in m.parameters() if p.grad is not None], numbers, 1e-5)
+
+
+@on_cpu
+def test_a_compiled_model_refuses_masks_that_are_no_segments_when_it_runs():
+    m, ids = small_model("llama", "ingot"), tokens()
+    mask = torch.ones_like(ids)
+    run = compiled(m)
+    run(ids, attention_mask=mask)
+    mask[1, 4:7] = 0
+    with pytest.raises(ValueError, match="more than causal"):
+        run(ids, attention_mask=mask)
+    m, inputs = model_of_images("ingot")
+    with pytest.raises(ValueError, match="more than causal"):
+        compiled(m)(**inputs)
+
+
+@on_cpu
+def test_checkpointed_layers_give_the_same():
+    m, ids = small_model("llama", "ingot").train(), tokens()
     mask = padding(ids, "left")
-    torch.testing.assert_close(compiled(ids, attention_mask=mask).logits[mask.bool()], m(ids, attention_mask=mask).logits[mask.bool()], rtol=1e-5, atol=1e-5)
-    assert not hf.attention_fallbacks
-    m = small_model("llama", "ingot").train()
-    real = mask.bool()
-    plain = logits_and_gradients(m, "ingot", ids, real, attention_mask=mask, use_cache=False)
+    plain = logits_and_gradients(m, "ingot", ids, mask.bool(), attention_mask=mask, use_cache=False)
     m.gradient_checkpointing_enable()
-    assert_close(logits_and_gradients(m, "ingot", ids, real, attention_mask=mask, use_cache=False), plain, 1e-6)
+    assert_close(logits_and_gradients(m, "ingot", ids, mask.bool(), attention_mask=mask, use_cache=False), plain, 1e-6)
 
 
 @on_cpu
