@@ -26,7 +26,7 @@ void check_matrix(const GptqMatrix& m) {
            ", expected finite weights");
 }
 
-// A row of equal weights has no deviation: then qmax stands for the weight.
+// The standard deviation of a row of equal weights is 0. The scale is then chosen so that qmax stands for this weight.
 f16 scale_of(std::span<const float> row, const GptqOptions& o) {
   double sum = 0, squares = 0, largest = 0;
   for (const float w : row) sum += w, largest = std::max(largest, std::abs(double(w)));

@@ -11,7 +11,7 @@
 namespace ingot {
 namespace {
 
-// The input rows of each parameter in a product.
+// For each parameter that is a matrix of a product: which rows of which layer are the product's input.
 std::map<std::string, std::pair<MatrixInput, int>> inputs_of(const GptConfig& c) {
   std::map<std::string, std::pair<MatrixInput, int>> all;
   for (int i = 0; i < int(c.layers); ++i) {

@@ -10,7 +10,7 @@ namespace ingot {
 
 struct Accuracy {
   int64_t tokens = 0;                   // positions compared
-  double loss = 0, reference_loss = 0;  // of the text's next token, natural logarithm
+  double loss = 0, reference_loss = 0;  // mean of -log(probability) of the text's next token
   double top1 = 0;                      // share of positions where both have the same likeliest token
   double confident_top1 = 0;   // the same over positions where the reference's likeliest token has at least kConfident
   int64_t confident = 0;       // number of confident positions

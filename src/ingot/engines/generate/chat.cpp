@@ -24,7 +24,7 @@ bool ChatAnswer::push(int32_t id) {
 
 ChatTurn ChatAnswer::finish(Answer answer) {
   ChatTurn turn{.answer = std::move(answer)};
-  // A stop id of the caller may be a token of text, which is no part of the answer.
+  // A stop id that the caller chose may be a text token. Its text is not part of the answer.
   const bool control = turn.answer.stop_id >= 0 && format_.is_control(turn.answer.stop_id);
   if (control) add(parser_->push(turn.answer.stop_id));
   add(parser_->finish());

@@ -24,7 +24,7 @@ Answer Generator::generate(const Tokenizer& tokenizer, std::span<const int32_t> 
   o.on_token = on_token;
   o.stop_ids = options.stop_ids;
   if (options.stop_at_document_end && tokenizer.bos() >= 0) o.stop_ids.push_back(tokenizer.bos());
-  session_.forget();  // so a seed gives the same text, to the last rounding, after any earlier generation
+  session_.forget();  // a slot with reused tokens could round differently, so a seed could give another text
   return session_.generate(all, o);
 }
 

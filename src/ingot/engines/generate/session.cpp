@@ -70,7 +70,7 @@ void Session::sample(const SessionOptions& o, draft::AnswerDrafts* drafts, Answe
       d.draft = drafts->draft(), d.drafting = o.draft.exact || !d.draft.empty();
       d.goes_on = made + 1 < o.tokens && drafts->expects_none();
     }
-    // A step without a draft is a call of its own, because its token may begin a draft.
+    // Without a draft, sample a single token, because the next draft may begin with this token.
     const bool alone = drafts != nullptr && !d.drafting;
     const Sampled sampled = sequence_.sample(d, alone ? 1 : o.tokens - made);
     if (drafts != nullptr) drafts->learn(sampled);

@@ -31,7 +31,7 @@ struct Answer {
   int32_t stop_id = -1;                          // the id that ended the answer
   int64_t prompt = 0, reused = 0;                // tokens of the prompt; the tokens with keys and values already in the
                                                  // slot
-  double prompt_seconds = 0, token_seconds = 0;  // until the first logits; after them
+  double prompt_seconds = 0, token_seconds = 0;  // time until the first logits, time after the first logits
   draft::Counts drafts;
 };
 

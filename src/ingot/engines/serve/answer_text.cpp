@@ -104,7 +104,7 @@ AnswerPiece AnswerText::push(int32_t id, const TokenLogprobs* logprobs) {
 AnswerPiece AnswerText::finish(int32_t stop_id) {
   AnswerPiece piece;
   if (!ended_ && parser_) {
-    // A stop id of the request may be a token of text, which is no part of the answer.
+    // A stop id of the request may be a text token. Its text is not part of the answer.
     if (stop_id >= 0 && vocabulary_.chat->is_control(stop_id))
       add_deltas(piece, parser_->push(stop_id));
     else

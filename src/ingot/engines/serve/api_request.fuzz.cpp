@@ -18,7 +18,8 @@ void require_limits(const ingot::ApiRequest& r, const ingot::ApiLimits& limits) 
   FUZZ_REQUIRE(r.sampling.top_p > 0 && r.sampling.top_p <= 1);
 }
 
-// The prompt begins with a system message. It leaves out instructions without text, but no message of a user.
+// The prompt begins with a system message. The prompt omits instructions without text, and contains every message of a
+// user.
 void require_rendered(const ingot::ApiRequest& r) {
   const auto is_users = [](const ingot::ApiMessage& m) { return m.role == "user"; };
   const int64_t users = std::ranges::count_if(r.messages, is_users);

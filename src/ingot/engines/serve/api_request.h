@@ -49,7 +49,7 @@ struct ApiRequest {
   bool chat = false;
   bool responses = false;            // a chat in the form of /v1/responses
   bool messages_api = false;         // a chat in the form of /v1/messages
-  bool shows_thoughts = true;        // of chats and /v1/messages: whether the client receives the thoughts
+  bool shows_thoughts = true;        // in chats and /v1/messages: whether the client receives the thoughts
   std::string model;                 // empty: the served model
   std::vector<ApiPrompt> prompts;    // of a completion request
   std::vector<ApiMessage> messages;  // of a chat request

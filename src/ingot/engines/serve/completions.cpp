@@ -10,7 +10,7 @@
 namespace ingot {
 namespace {
 
-// To a microsecond.
+// Rounded to a microsecond.
 double milliseconds(double seconds) { return std::round(seconds * 1e6) / 1e3; }
 
 const char* reason_of(Finish finish, bool called) {
@@ -42,7 +42,7 @@ OrderedJson completion_logprobs(const Tokenizer& tokenizer, const std::vector<To
 
 std::string event_of(const OrderedJson& json) { return "data: " + show_json(json) + "\n\n"; }
 
-// Where `indexed`, as in a stream, a piece of a call without a name continues the call of its index.
+// `indexed` is true in a stream. There, a piece without a name continues the call that has the same index.
 OrderedJson calls_json(const std::vector<CallPiece>& calls, bool indexed) {
   OrderedJson list = OrderedJson::array();
   for (const CallPiece& call : calls) {

@@ -1,5 +1,5 @@
 #pragma once
-// Names that no one can guess, for answers, calls and lines of the log.
+// Random names for answers, calls and lines of the log, which clients cannot guess.
 #include <cstdio>
 #include <random>
 #include <string>

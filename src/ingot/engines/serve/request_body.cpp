@@ -168,12 +168,12 @@ bool is_schema_format(const Json& format) {
   return format.is_object() && format.contains("type") && format["type"] == "json_schema";
 }
 namespace {
-// The words of clients of Qwen's models (enable_thinking) and of OpenRouter (enabled); true leaves the server's own
-// effort.
+// Reads a boolean that turns thinking off: enable_thinking of clients of Qwen's models, or enabled of OpenRouter's
+// clients. The value true keeps the server's default effort.
 void read_thinking_switch(Object& object, const char* key, ApiRequest& r) {
   if (!object.flag(key, true) && r.reasoning.empty()) r.reasoning = "none";
 }
-// The switch of clients of DeepSeek's, GLM's and Kimi's models.
+// Reads the object `thinking`, by which clients of DeepSeek's, GLM's and Kimi's models turn thinking off.
 void read_thinking_type(Object& body, ApiRequest& r) {
   if (body.find("thinking") == nullptr) return;
   Object thinking = body.object("thinking");
@@ -256,9 +256,9 @@ void read_common(Object& body, ApiRequest& r, const ApiLimits& limits) {
   r.model = body.text("model");
   r.n = body.integer("n", 1, limits.choices).value_or(1);
   r.sampling.temperature = body.number("temperature", 0, 2).value_or(1);
-  // Clients write 0 to get the likeliest token, which is also the result of any very small p.
+  // Clients write 0 to get the likeliest token. A very small p has the same result.
   r.sampling.top_p = std::max(body.number("top_p", 0, 1).value_or(1), 1e-9);
-  r.sampling.top_k = std::max<int64_t>(body.integer("top_k", -1, INT32_MAX).value_or(0), 0);  // -1 means all, as 0 does
+  r.sampling.top_k = std::max<int64_t>(body.integer("top_k", -1, INT32_MAX).value_or(0), 0);  // -1 and 0: no limit
   r.sampling.min_p = body.number("min_p", 0, 1).value_or(0);
   if (const Json* seed = body.find("seed")) {
     if (!seed->is_number_integer()) refuse_value("seed", *seed, "an integer of 64 bits");
@@ -283,7 +283,8 @@ void read_common(Object& body, ApiRequest& r, const ApiLimits& limits) {
 
 namespace {
 
-// The names of a setting in completions, chats, responses and messages; empty: there is no such field.
+// The names of the fields by which completions, chats, responses and messages, in this order, state the same setting.
+// The name is empty where an API has no such field.
 using Names = std::array<const char*, 4>;
 constexpr Names kLimit = {"max_tokens", "max_completion_tokens", "max_output_tokens", "max_tokens"},
                 kFormat = {"", "response_format", "text.format", "output_config.format"},
@@ -292,11 +293,12 @@ constexpr Names kLimit = {"max_tokens", "max_completion_tokens", "max_output_tok
                 kStop = {"stop", "stop", "", "stop_sequences"},
                 kThinking = {"", "reasoning_effort", "reasoning", "thinking"},
                 kLogprobs = {"logprobs", "logprobs", "include", ""}, kNone = {"", "", "", ""};
-// A field that would change the answer, where the API of the request reads it.
+// A field of one API that would change the answer. A request to another API is refused if it contains the field; the
+// error names the field of that API which states the same setting.
 struct KnownField {
   const char* name;
-  const Names& names;      // of the setting
-  Json neutral = nullptr;  // the value that changes nothing, beside null
+  const Names& names;      // the fields of all APIs that state the same setting
+  Json neutral = nullptr;  // the value that is accepted because it has no effect; null is accepted, too
 };
 const std::vector<KnownField>& known_fields() {
   static const std::vector<KnownField> all = {{"max_tokens", kLimit},

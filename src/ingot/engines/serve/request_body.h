@@ -94,7 +94,7 @@ class Object {
       if (!a.empty()) list += (list.empty() ? "" : ", ") + a;
     refuse(path(key), "found ", describe_json(Json(value)), ", expected one of ", list);
   }
-  // Accepts fields without effect, which change nothing that a client could see.
+  // Accepts fields that have no effect which a client could see.
   void ignore(std::initializer_list<const char*> keys) {
     for (const char* key : keys) find(key);
   }
@@ -137,7 +137,8 @@ class Object {
   std::vector<std::string> known_;
 };
 
-// The body parsed again with its keys in their order, which a schema's properties keep. Parsed only if needed.
+// Parses the body again with its keys in the order of the text, because a schema's properties keep their order. Parses
+// at the first use.
 class Source {
  public:
   explicit Source(std::string_view text) : text_(text) {}

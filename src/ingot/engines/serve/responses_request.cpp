@@ -7,8 +7,9 @@ using namespace request_body;
 
 namespace {
 
-// Calls and results of tools that are not functions, from a conversation of the client with another model. A call
-// without call_id was executed by the other model's server, and its result is not a separate item.
+// Reads calls of tools that are not functions, and the results of these calls. Such items come from a conversation that
+// the client had with another model. A call without call_id was executed by the other model's server, and its result is
+// not a separate item.
 std::optional<ApiMessage> other_item_of(Object& item, const std::string& type, ApiMessage m) {
   for (const char* stored : {"item_reference", "compaction", "compaction_summary"})
     if (type == stored)
@@ -84,8 +85,8 @@ void read_input(Object& body, ApiRequest& r) {
   if (r.messages.size() == before) refuse("input", "found no item that can be read, expected at least one message");
 }
 
-// Further values of `include` name parts of a response that only tools of OpenAI's servers add, or the encrypted
-// content of reasoning, which the response has as text.
+// Other values of `include` have no effect. They name parts of a response that only tools of OpenAI's servers add, or
+// the encrypted content of reasoning, which this server's response contains as text.
 void read_response_logprobs(Object& body, ApiRequest& r, const ApiLimits& limits) {
   if (const Json* include = body.find("include")) {
     if (!include->is_array()) refuse_value("include", *include, "a list of strings");
@@ -123,8 +124,8 @@ void read_responses(Object& body, const Source& source, ApiRequest& r, const Api
   body.unsupported("background", false);
   body.unsupported("stop_token_ids", Json::array());
   read_response_logprobs(body, r, limits);
-  // truncation does not shorten a conversation that fits, and max_tool_calls counts only calls that a server executes
-  // itself.
+  // Both fields have no effect here: truncation does not shorten a conversation that fits, and max_tool_calls counts
+  // only calls that a server executes itself.
   body.ignore({"truncation", "max_tool_calls"});
 }
 

@@ -23,8 +23,8 @@ Scheduler::Scheduler(Decoder& decoder, const ServeOptions& options) : decoder_(d
   for (int64_t i = decoder.open_slots(); i < decoder.slots(); ++i) slots_.push_back({.number = decoder.open()});
   counts_.accepted_at.resize(size_t(std::max<int64_t>(0, std::min(options.draft.most, decoder.draft_rows() - 1))));
   INGOT_CHECK(!slots_.empty(), "serve: found a decoder without a free slot, expected at least one");
-  // Measured now, no client waits for the measurement. On a CPU it may take seconds, which a server spends at its start
-  // only where all answers are drafted.
+  // A measurement at the start delays no client. On a CPU the measurement may take seconds, so a server measures at its
+  // start only where all answers are drafted.
   const bool now = options.drafted == DraftWhich::all ||
                    (options.drafted == DraftWhich::predicted && decoder.device().kind == Device::cuda);
   if (now && options.draft.make && decoder.draft_rows() > 1)
@@ -42,7 +42,7 @@ Scheduler::~Scheduler() {
   for (const Slot& s : slots_) decoder_.close(s.number);
 }
 
-// Checks everything that the decoder could refuse later, while other requests would wait.
+// Checks everything that the decoder could refuse later. A refusal by the decoder would delay other requests.
 void Scheduler::check(const ServeRequest& r) const {
   const int64_t vocab = decoder_.vocab();
   ingot::check(r.sampling);
@@ -97,7 +97,7 @@ std::shared_ptr<void> Scheduler::announce() {
 
 void Scheduler::cancel(const Handle& job) {
   job->cancelled = true;
-  // Under the lock, or the thread could miss the notification between its test and its sleep.
+  // Without the lock the scheduler's thread could miss a notification that arrives between its test and its sleep.
   const std::lock_guard lock(mutex_);
   changed_.notify_all();
 }

@@ -61,9 +61,9 @@ void Scheduler::prepare(Job& job) {
   }
 }
 
-// Of the next step of a prepared job. `drafting`: answers with drafts take a draft step. `prompts_follow`: a chunk of
-// prompts comes before the step after the next one; the decoder must not begin that step early, because the chunk would
-// wait for the step and seem to take longer.
+// Returns the options for the next step of a prepared job. `drafting`: answers with drafts take a draft step.
+// `prompts_follow`: a chunk of prompts comes after the next step. The decoder must then not begin the following step
+// early, because the chunk would wait for this step, and the measured time of the chunk would be too long.
 SampleOptions Scheduler::options_of(const Job& job, bool drafting, bool prompts_follow) const {
   const ServeRequest& r = job.request;
   SampleOptions o{.sampling = r.sampling,
@@ -115,7 +115,7 @@ std::vector<Scheduler::Handle> Scheduler::ready_answers(bool& ended) {
 
 // The decoder's requests for the next step of prepared answers.
 std::vector<Decoder::Request> Scheduler::requests_of(const std::vector<Handle>& jobs) const {
-  // Where one answer has a draft, answers without a draft share its step.
+  // If one answer has a draft, the answers without a draft take part in the same step.
   const bool drafting = options_.draft.exact || std::any_of(jobs.begin(), jobs.end(), [](const Handle& job) {
                           return job->drafts && !job->drafts->draft().empty();
                         });

@@ -106,8 +106,8 @@ bool Scheduler::feed_chunk() {
   return true;
 }
 
-// Feeds the pending token of an answer again, after an error of a pass that it shared with prompts. The decoder may
-// hold the token or not.
+// Feeds the pending token of an answer again after a pass of this token and prompts has failed. The decoder may or may
+// not hold the token by then.
 void Scheduler::feed_pending(const Handle& job) {
   try {
     const Slot& s = slots_[size_t(job->slot)];
@@ -118,7 +118,7 @@ void Scheduler::feed_pending(const Handle& job) {
   } catch (...) { finish(job, Finish::cancelled, std::current_exception()); }
 }
 
-// The result has an entry for each job, then for each answer.
+// The result has one entry for each job, followed by one entry for each answer.
 std::vector<bool> Scheduler::feed(const Chunk& chunk) {
   std::vector<Decoder::Part> parts;
   int64_t tokens = 0;

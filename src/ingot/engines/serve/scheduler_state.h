@@ -37,7 +37,7 @@ class Scheduler::Job {
   std::map<int32_t, int64_t> sampled;         // how often each token was sampled, where penalties need the count
   std::unique_ptr<draft::Drafter> drafter;    // until the request has a slot
   std::optional<draft::AnswerDrafts> drafts;  // none: the answer is not drafted
-  // Of the next step: biases and masks of the next token, then of the tokens after each draft token.
+  // For the next step: biases and masks of the next token, then of the tokens after each draft token.
   std::vector<std::vector<LogitBias>> bias;
   std::vector<ServeRequest::Mask> allowed;
   std::vector<DraftRow> draft_rows;

@@ -14,7 +14,7 @@
 
 namespace ingot {
 
-// With the effort and the date that this server states in its prompts.
+// The conversation of a request, with the effort and the date that this server states in its prompts.
 ChatConversation Service::conversation_for(const ApiRequest& r) const {
   ChatConversation conversation = conversation_of(r);
   conversation.effort = nearest_effort(*vocabulary_.chat, r.reasoning.empty() ? options_.reasoning : r.reasoning);
@@ -89,8 +89,8 @@ std::vector<int32_t> Service::prediction_of(const ApiRequest& r, const std::vect
   return {end_of_prompt - std::min<int64_t>(kTokensBefore, end_of_prompt - ids.begin()), ids.end()};
 }
 
-// Clients count the tokens of a conversation to learn whether the context has room for it, so a longer one is counted,
-// too.
+// Clients count the tokens of a conversation to learn whether the conversation fits into the context, so a conversation
+// that does not fit is counted, too.
 std::string Service::count_tokens(const ApiRequest& r) const {
   return show_json({{"input_tokens", chat_prompt(r).size()}});
 }

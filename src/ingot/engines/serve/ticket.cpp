@@ -33,7 +33,7 @@ void Service::Ticket::set_echo(size_t index, std::string text, std::span<const i
   c.echo.text = std::move(text);
   c.offset = int64_t(c.echo.text.size()), c.characters = characters_in(c.echo.text);
   if (request_.logprobs < 0) return;
-  c.scored = hidden == 0;  // nothing comes before the first token
+  c.scored = hidden == 0;  // no token precedes the first token, so it has no logprobs
   int64_t offset = 0, characters = 0;
   Utf8Stream stream;  // a token may end inside a character
   for (const int32_t id : ids.subspan(hidden)) {
@@ -125,7 +125,7 @@ void Service::Ticket::begin(size_t index) {
   if (!std::exchange(choices_[index].begun, true) && request_.chat) answer_.event(completions_.begin(index));
 }
 void Service::Ticket::show(size_t index, AnswerPiece piece) {
-  if (!request_.shows_thoughts && !writer_) piece.reasoning.clear();  // a writer decides for itself
+  if (!request_.shows_thoughts && !writer_) piece.reasoning.clear();  // a writer decides whether to show thoughts
   if (piece.empty() || abandoned_) return;
   if (writer_) return write(writer_->add(piece));
   if (!request_.stream) return collect(choices_[index].ended, std::move(piece));

@@ -33,7 +33,7 @@ class Service::Ticket : public std::enable_shared_from_this<Service::Ticket> {
   };
 
   Ticket(Service& service, const ApiRequest& request, ApiAnswer answer);
-  // Once the prompt is known.
+  // Call once the prompt is known.
   void begin_writer(int64_t prompt_tokens);
   void add_choice();
   // Makes the text of the choice begin with its prompt. The first `hidden` tokens of `ids` stand for no text.
@@ -41,7 +41,7 @@ class Service::Ticket : public std::enable_shared_from_this<Service::Ticket> {
   void set_grammar(std::shared_ptr<TokenGrammar> grammar);
   // Makes the scheduler's request for a choice call this ticket.
   void hook(ServeRequest& r, size_t index);
-  // The first choices may have ended, and cancelled the rest, before the last choice is submitted.
+  // The first choices may have ended, and cancelled the remaining choices, before the last choice is submitted.
   void add(const Scheduler::Handle& job);
   void cancel();
   // The request was refused after some of its choices had been submitted: nothing more is sent.
@@ -78,14 +78,14 @@ class Service::Ticket : public std::enable_shared_from_this<Service::Ticket> {
   const Clock::time_point arrived_ = Clock::now();
   const CompletionWriter completions_{
       request_, *service_.vocabulary_.tokenizer, id_, service_.options_.name, service_.options_.version, created_};
-  std::unique_ptr<AnswerWriter> writer_;  // of APIs whose stream builds the whole answer
+  std::unique_ptr<AnswerWriter> writer_;  // for APIs whose stream builds the same object as a whole answer
   std::string start_;                     // the writer's first events, sent with the first content
   bool begun_ = false;
   std::mutex jobs_mutex_;  // guards jobs_ and cancelled_: jobs are added while earlier jobs run
   std::vector<std::weak_ptr<Scheduler::Job>> jobs_;
   bool cancelled_ = false;
   std::vector<Choice> choices_;
-  std::shared_ptr<TokenGrammar> grammar_;  // of every choice; null: answers are free
+  std::shared_ptr<TokenGrammar> grammar_;  // of every choice; null: answers are not constrained
   size_t left_ = 0;
   std::exception_ptr error_;
   std::atomic<bool> abandoned_ = false;

@@ -29,7 +29,7 @@ Score score(const GptConfig& config, const GptWeights& weights, const Tokenizer&
              .device = device,
              .stream = options.stream});
   if (documents != nullptr) documents->assign(size_t(batches.documents()), {});
-  // The sums of one batch. Batches are added in their order, regardless of the scoring rank.
+  // The sums of one batch. Batches are added in their order, whichever rank scored them.
   struct Sums {
     double loss = 0;
     int64_t targets = 0, bytes = 0;

@@ -15,9 +15,9 @@ struct PassKey {
   auto operator<=>(const PassKey&) const = default;
 };
 
-// The first pass of a key runs directly, the second pass is recorded, and later passes are replayed. Thus rare keys are
-// never recorded, and the preparations of a first call (handles, the kernels' code) are complete before the recording,
-// which could not wait for these. All memory of a pass keeps its address until clear().
+// The first pass of a key runs directly, the second pass is recorded, and later passes are replayed. A key that occurs
+// only once is therefore never recorded. The first pass also makes the preparations of a first call (handles, loading
+// the kernels' code), which are not possible during a recording. All memory of a pass keeps its address until clear().
 class PassGraphs {
  public:
   PassGraphs(Stream stream, bool on) : stream_(stream), on_(on) {}

@@ -122,7 +122,8 @@ void Trainer::set_steps(int64_t steps) {
 double Trainer::measure_tokens_per_second(double seconds) {
   Impl& m = *impl_;
   // Whole steps are run, optimizer included, and all changed tensors are restored.
-  std::vector<Tensor> changed{m.state.weights};  // the copy in the products' type is renewed from the weights
+  std::vector<Tensor> changed{m.state.weights};  // the copy in the products' type is not saved: it is computed again
+                                                 // from the weights
   for (const NamedState& s : m.state.optimizer.state()) changed.push_back(s.tensor);
   int64_t bytes = 0;
   for (const Tensor& t : changed) bytes += Arena::aligned(t.bytes());

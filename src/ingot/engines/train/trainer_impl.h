@@ -76,7 +76,8 @@ struct Trainer::Impl {
   // Whether the step just done is one of every n, and not the last, which finish() scores and saves.
   bool due(int64_t every) const { return every > 0 && at.step % every == 0 && !at.done(); }
 
-  // The clock of a run by time: scores and saves count; train.reserve_seconds are for the last score and save.
+  // The clock of a run with a time budget. Scores and saves count; train.reserve_seconds are kept for the last score
+  // and save.
   Clock::time_point clock_begun;
   double seconds_before = 0;  // seconds of the run before this process
   void begin_clock() { clock_begun = Clock::now(), seconds_before = at.trained_seconds; }

@@ -37,7 +37,7 @@ GptOptions model_options(const GptConfig& config, const AdaptationOptions& o, co
       .max_positions = std::max({o.inexact == Inexact::stale_keys ? longest : o.window, config.context, kFewestTokens}),
       .device = device,
       .stream = o.stream};
-  if (device.kind == Device::cuda && o.any_order)  // padding tokens included
+  if (device.kind == Device::cuda && o.any_order)  // one segment more, for the padding tokens
     options.any_order_segments = segment_bucket(documents + 1, options.capacity);
   if (device.kind == Device::cuda && exact) {  // rows are kept for the backward pass if memory suffices
     options.keep_rows = options.cut_last = true;
@@ -166,7 +166,7 @@ void Adaptation::fill_windows(int64_t ci, std::span<const DocumentSpan> spans, c
 
 DocumentAdapters make_adapters(const Adaptation& a, const GptConfig& config, const AdaptationOptions& o,
                                int64_t documents) {
-  ++documents;  // padding tokens read adapters too
+  ++documents;  // padding tokens read the adapters of one more document
   require_memory(DocumentAdapters::bytes(config, a.program(), o.adapters, a.types(), documents),
                  detail::concat("adapting ", documents - 1, " documents at once"), gpu::memory_of(a.device()));
   DocumentAdapters adapters(config, a.program(), o.adapters, a.types(), documents, a.device(), o.stream);

@@ -43,8 +43,9 @@ class Adaptation {
  private:
   int64_t window(int64_t longest) const { return std::min(o_.window, longest); }
 
-  // The windows that end with the chunk, with positions from 0 in each. With a cache, the chunk alone; the rest of the
-  // window is run before the chunk if its keys must belong to the present adapters.
+  // Fills in the windows that end with the chunk; positions count from 0 in each window. With a cache only the chunk
+  // itself is filled in. The rest of the window is then run before the chunk if its keys must be those of the present
+  // adapters.
   void fill_windows(int64_t ci, std::span<const DocumentSpan> spans, const TokenSource& source,
                     const DocumentAdapters& adapters, int64_t first, bool fill_up);
 

@@ -30,8 +30,8 @@ int64_t most_tokens(std::span<const DocumentSpan> spans, int64_t together, const
 std::vector<std::span<const DocumentSpan>> batches_of(std::span<const DocumentSpan> spans, int64_t most, int64_t tokens,
                                                       const AdaptationOptions& o);
 
-// Products of fewer rows add in a different order (kernels/linear), so a document alone would get different bits than
-// beside further documents. Shorter batches are therefore filled up with padding tokens.
+// Products of fewer rows add in a different order (kernels/linear), so the result of a document alone would differ in
+// the last bits from its result in a larger batch. Shorter batches are therefore filled up with padding tokens.
 constexpr int64_t kFewestTokens = 9;
 
 // Windows of documents in the form for a model, and their sequences in a cache.

@@ -10,8 +10,8 @@ namespace {
 
 constexpr double kLongestWait = 1e6;  // seconds: slower ranks may still have a long document
 
-// Adds the results of all ranks. A single rank scores each document, so adding the zeros of all further ranks keeps the
-// bits.
+// Adds the results of all ranks. Each document is scored by one rank. The other ranks contribute zeros, so the sum has
+// the same bits as that rank's score.
 void add_ranks(std::vector<DocumentScore>& scores, AdaptedScore& total, Communicator& ranks) {
   const size_t world = size_t(ranks.world());
   ranks.barrier(kLongestWait);

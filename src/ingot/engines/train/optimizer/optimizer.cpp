@@ -16,7 +16,7 @@
 namespace ingot {
 namespace {
 
-// Beside the caller's stream: a GPT has four banks, none of which keeps a GPU busy.
+// The number of streams in addition to the caller's stream. A GPT has four banks, and no single bank keeps a GPU busy.
 constexpr int kSideStreams = 3;
 
 }  // namespace
@@ -59,7 +59,8 @@ Optimizer::Optimizer(const ParameterLayout& layout, DType dtype, const Optimizer
   const int64_t all = layout.padded_count(), matrices = muon ? layout.range(ParameterKind::matrix).count : 0;
   adam_offset_ = matrices;  // matrices come first in the layout
   if (muon) dealt_ = deal_matrices(layout.banks(), place.ranks != nullptr ? place.ranks->world() : 1);
-  // Banks that are updated at the same time have a workspace each, further banks those of the banks before.
+  // Banks that are updated at the same time have separate workspaces. With n workspaces, bank i uses workspace i modulo
+  // n.
   const bool at_once = place.device.kind == Device::cuda && place.ranks == nullptr;
   std::vector<int64_t> workspace(muon ? at_once ? kSideStreams + 1 : 1 : 0);
   if (muon)

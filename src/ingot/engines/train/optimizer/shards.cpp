@@ -11,7 +11,8 @@ std::vector<Parts> deal_matrices(const std::vector<MatrixBank>& banks, int world
   std::vector<double> work(static_cast<size_t>(world));
   std::vector<Parts> dealt;
   for (const MatrixBank& b : banks) {
-    // The operations of an iteration's products: one for the longer side, two for the shorter side.
+    // The operations of an iteration's products are proportional to the longer side and to the square of the shorter
+    // side.
     const double one = double(b.rows) * double(b.cols) * double(std::min(b.rows, b.cols));
     std::vector<int64_t> counts(size_t(world), b.count / world);
     for (size_t r = 0; r < counts.size(); ++r) work[r] += one * double(counts[r]);
