@@ -19,7 +19,7 @@ namespace ingot::gpu {
 int device_count() {
   int n = 0;
   if (cudaGetDeviceCount(&n) == cudaSuccess) return n;
-  (void)cudaGetLastError();  // otherwise the error "no driver" would be reported by the next launch
+  (void)cudaGetLastError();  // clears the error "no driver", which the next launch would report otherwise
   return 0;
 }
 
@@ -105,9 +105,9 @@ DeviceGuard::~DeviceGuard() {
   if (previous_ >= 0) (void)cudaSetDevice(previous_);
 }
 
-// The call takes 0.2 us of the host's time, so each thread remembers its calls per kernel. The request is for all of
-// the shared memory: an unused permission costs nothing, and a smaller value would reduce the permission of another
-// thread's launches.
+// The call takes 0.2 us of the host's time, so each thread remembers the kernels for which it has called. The call
+// allows all of a block's shared memory: an unused permission costs nothing, and a smaller value could take away the
+// permission that a launch of another thread needs.
 void allow_smem(const char* name, const void* kernel, int device, int64_t bytes) {
   constexpr int64_t kUnasked = 32 * 1024;
   if (bytes <= kUnasked) return;

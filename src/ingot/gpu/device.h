@@ -24,8 +24,8 @@ DeviceInfo device_info(int device = 0);
 // Whether kernels on `device` can read and write the memory of `peer`. enable_peer_access() turns this access on.
 bool can_access_peer(int device, int peer);
 void enable_peer_access(int device, int peer);
-// The number of multiprocessors, with the limits of INGOT_GPU_AS. Launches ask the runtime each time, because the
-// runtime keeps the answer.
+// The number of multiprocessors, at most that of the GPU which INGOT_GPU_AS names. The function asks the runtime in
+// each call; the runtime keeps the answer, so this is fast.
 int sm_count(int device);
 // The memory's peak rate in bytes per second: 3.35e12 for an H100, 4.9e12 for an H200. Cached after the first call,
 // because the driver takes a millisecond to answer.

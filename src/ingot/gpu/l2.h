@@ -1,5 +1,6 @@
 #pragma once
-// Sizes of tensors relative to the L2 of a GPU. Kernels choose their hints to the caches, and their order, by these.
+// Sizes of tensors relative to the L2 of a GPU. Kernels choose their cache hints and the order of their accesses by
+// these sizes.
 #include <algorithm>
 #include <cstdint>
 
@@ -16,7 +17,7 @@ constexpr int64_t beyond_l2_bytes(const Limits& limits) {
 constexpr int64_t half_l2_bytes(const Limits& limits) {
   return limits.hopper ? int64_t(25) << 20 : limits.l2_bytes / 2;
 }
-// The bytes that stay in L2 while many tiles read them; the remaining L2 is left to what passes through.
+// The bytes that stay in L2 while many tiles read them. The rest of L2 is left to data that is used once.
 constexpr int64_t kept_in_l2_bytes(const Limits& limits) { return std::min(int64_t(24) << 20, limits.l2_bytes / 2); }
 
 }  // namespace ingot::gpu

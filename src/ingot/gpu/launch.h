@@ -98,8 +98,8 @@ template <class... P> int64_t resident_blocks(const char* name, void (*kernel)(P
   check_cuda(cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, at.device), name, ": number of SMs");
   return int64_t(per_sm) * sms / at.cluster * at.cluster;
 }
-// The number of clusters of this kernel that the device runs at once: 0 where no part of the GPU has as many
-// multiprocessors as a cluster has blocks, as may be with clusters of more than eight.
+// The number of clusters of this kernel that the device runs at once. The number is 0 where no group of the GPU's
+// multiprocessors is large enough for a cluster, which can happen for clusters of more than eight blocks.
 template <class... P> int64_t resident_clusters(const char* name, void (*kernel)(P...), const Launch& at) {
   const DeviceGuard guard(at.device);
   allow_smem(name, reinterpret_cast<const void*>(kernel), at.device, at.smem);

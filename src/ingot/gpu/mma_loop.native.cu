@@ -17,7 +17,7 @@ __device__ uint32_t random_pair(uint32_t seed) {
   return ((seed ^ (seed >> 16)) & 0x807f807fu) | 0x3f803f80u;
 }
 
-// Products of registers with registers alone. `sink` keeps the compiler from dropping the sums.
+// The products read and write registers only. `sink` keeps the compiler from dropping the sums.
 __global__ void __launch_bounds__(kThreads) mma_loop_kernel(int64_t rounds, float* sink) {
   uint32_t a[4], b[kSums][2];
   float d[kSums][4] = {};

@@ -146,7 +146,7 @@ int type_code(const Tensor& x) {
   INGOT_CHECK(x.rank() == 1 && x.contiguous(), "NCCL: found shape ", x.shape, ", expected one contiguous dimension");
   return x.dtype == DType::f64 ? kFloat64 : kFloat32;
 }
-// The length of the parts where all are equal, else 0.
+// The length of the parts if all parts have the same length, else 0.
 int64_t common_length(const Parts& parts) {
   for (size_t r = 0; r + 1 < parts.size(); ++r)
     if (parts[r + 1] - parts[r] != parts[1]) return 0;
@@ -226,7 +226,7 @@ struct NcclCommunicator::Impl {
 
 NcclCommunicator::NcclCommunicator(SocketCommunicator& control, int device)
     : control_(control), impl_(std::make_unique<Impl>(control, device)) {
-  // Each rank reports missing libraries on its own host before the ranks wait for each other.
+  // Each rank reports that its own host lacks the library before the ranks wait for each other.
   if (!nccl_available()) fail(ErrorCode::unsupported, library().problem);
   UniqueId id{};
   if (rank() == 0) check_nccl(library().unique_id(&id), "the run's number");

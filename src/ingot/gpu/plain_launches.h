@@ -13,8 +13,8 @@ class PlainLaunches {
   ~PlainLaunches();
   PlainLaunches(const PlainLaunches&) = delete;
   PlainLaunches& operator=(const PlainLaunches&) = delete;
-  // Launches the kernels in their order, each with the recorded arguments. No kernel starts before the kernel before it
-  // has ended, also where the recorded launches allow this (Launch::overlap).
+  // Launches the kernels in their order, each with the recorded arguments. Each kernel starts only after the preceding
+  // kernel has ended, even if the recorded launch allows an earlier start (Launch::overlap).
   void launch(Stream stream) const;
   int64_t count() const;  // of kernels
 

@@ -13,8 +13,8 @@ constexpr uint32_t kMostRanks = 8;
 // rank for the rank's likeliest id, then by one word per rank for the last exchange with a ready part in this rank's
 // own memory. Exchanges are numbered from 1; exchange `epoch` uses turn epoch % kTurns.
 struct Exchange {
-  // A rank may be two exchanges (a whole layer) ahead of a rank that gets no sums of the first exchange, and the slower
-  // rank may not yet have read the words of two exchanges ago.
+  // A rank that needs no sums of a layer's first exchange can fall behind: another rank may be two exchanges (a whole
+  // layer) ahead, while the slower rank has not yet read the words of two exchanges ago.
   static constexpr uint32_t kTurns = 4;
 
   uint32_t rank = 0, ranks = 1;
@@ -27,8 +27,8 @@ struct Exchange {
     return (int64_t(number % kTurns) * ranks + from) * words;
   }
   INGOT_HD int64_t likeliest_place(uint32_t from) const { return int64_t(kTurns) * ranks * words + 2 * from; }
-  // The word in rank `at`'s inbox with the number of the last exchange whose part rank `from` has ready in its own
-  // memory.
+  // The word in the inbox of rank `at` by which rank `from` announces its own part: the number of the last exchange
+  // whose part is ready in the memory of rank `from`.
   INGOT_HD uint32_t* ready(uint32_t at, uint32_t from) const {
     return reinterpret_cast<uint32_t*>(inbox[at] + likeliest_place(ranks) + from);
   }

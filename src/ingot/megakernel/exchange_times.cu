@@ -26,7 +26,7 @@ struct Timed {
   Way way;
   uint32_t numbers;
   float *sums, *sink;
-  uint64_t* ns;            // times of kRounds rounds; with both_ways, of the words of either GPU
+  uint64_t* ns;            // times of kRounds rounds; with both_ways, one time for the words of each GPU
   const uint8_t* traffic;  // memory for concurrent reads of further warps, or null
   int64_t traffic_bytes;
 };

@@ -26,7 +26,7 @@ template <class Team, bool kTraced = false> class GridBarriers {
   using Memory = GridBarrierMemory;
   __device__ __forceinline__ GridBarriers(const Grid& grid, Memory& memory) : grid_(grid), m_(memory) {}
 
-  // Once, by all threads. The counter's phase cannot change before this block has arrived.
+  // Once, by all threads. The counter's phase cannot change before this block has arrived, so this read is safe.
   __device__ __forceinline__ void begin() const {
     if (threadIdx.x == 0) m_ = {ptx::load_relaxed(grid_.counter) & kTop, 0};
     stamp([&] { return 0u; });

@@ -57,8 +57,8 @@ class Attention {
     attend(
         unit, keys_.fresh, [&](const Unit& u) { stage(u, cos, sin, projected); }, chunks, put, soon);
   }
-  // The same with stage(unit) in place of projected(): stage() writes to Memory the queries, and the visible ones of
-  // the kFresh keys and values from `first_fresh` on.
+  // The same with stage(unit) in place of projected(). stage() writes the queries to Memory, and those of the kFresh
+  // new keys and values from `first_fresh` on that are visible.
   template <class Stage, class Chunks, class Put, class Soon>
   __device__ __forceinline__ void attend(uint32_t unit, const uint32_t& first_fresh, Stage&& stage, Chunks&& chunks,
                                          Put&& put, Soon&& soon) const {

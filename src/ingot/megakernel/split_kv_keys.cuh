@@ -10,17 +10,17 @@ using decode_attention::Params;
 using token_attention::Published;
 
 constexpr uint32_t kWarps = 8;  // warps whose results have memory
-// Keys that a warp multiplies at once. Heads of 64 and of 128 numbers have the same total of numbers, which fit into
-// the registers of a thread and into a slot of the ring. The form without the copy engine multiplies 8 keys at once,
-// which the second argument of the templates below states.
+// The number of keys that a warp multiplies at once: together they have 1,024 numbers, for heads of 64 and of 128
+// numbers alike, which fit into the registers of the warp's threads and into a slot of the ring. The form without the
+// copy engine multiplies 8 keys at once, and passes 8 as the second argument of the templates below.
 template <int kDim> constexpr uint32_t kWarpKeys = 1024 / kDim;
 // the least size of a part in keys; a part of this size is called short
 template <int kDim, uint32_t kKeys = kWarpKeys<kDim>> constexpr uint32_t kRound = kKeys* kWarps;
 constexpr uint32_t kChunkWarps = 3;  // neighbouring warps that share a chunk
 // keys of a chunk; the rows of the keys are followed by the rows of the values
 template <int kDim, uint32_t kKeys = kWarpKeys<kDim>> constexpr uint32_t kChunkKeys = kKeys* kChunkWarps;
-// Longer parts are multiples of this. With 8 keys to a warp a short part has only 64 keys, and parts of whole chunks
-// divide some thousand keys over more blocks than parts of 128 would.
+// The sizes of longer parts are multiples of this number. With 8 keys per warp a short part has only 64 keys; multiples
+// of a chunk then divide some thousand keys over more blocks than multiples of 64 would.
 template <int kDim, uint32_t kKeys = kWarpKeys<kDim>>
 constexpr uint32_t kPartStep = kKeys == 8 ? kChunkKeys<kDim, kKeys> : kRound<kDim, kKeys>;
 constexpr uint32_t kRows = 8;  // query heads of a tile

@@ -16,8 +16,8 @@ struct WarpStep {
   uint32_t scales;
 };
 
-// A warp's view. Each step is a group of copies of its own. A wait counts the groups behind the awaited step, so an
-// empty group takes the place of a step that is missing.
+// A warp's view of its ring. Each step is one group of copies. A wait counts the groups after the awaited step, so a
+// slot without a step still gets an empty group.
 class WarpRing {
  public:
   __device__ __forceinline__ WarpRing(uint32_t slots, char* memory)
@@ -33,7 +33,7 @@ class WarpRing {
     uint32_t missing = missing_;
 #pragma unroll 1
     for (; missing > 0; missing -= kWarpSlotBytes) {
-      // The free slots end before the oldest step.
+      // The free slots are those just before the slot of the oldest step.
       const uint32_t slot = at_ - missing;
       if (!copy(slot < begin_ ? slot + (end_ - begin_) : slot)) break;
       ptx::cp_async_commit_group();
@@ -47,12 +47,12 @@ class WarpRing {
   template <bool kScales> __device__ __forceinline__ WarpStep take() const {
     const uint32_t lane = threadIdx.x % 32;
     wait();
-    if constexpr (kScales) __syncwarp();  // further lanes have copied the scales
+    if constexpr (kScales) __syncwarp();  // other lanes have copied the scales
     uint32_t words[4], scales[1] = {};
     ptx::load_shared(words, at_ + lane * 16);
     if constexpr (kScales) {
       ptx::load_shared(scales, at_ + 512 + lane / 4 * 4);
-      __syncwarp();  // the next copy overwrites them
+      __syncwarp();  // the next copy overwrites the scales
     }
     return {{words[0], words[1], words[2], words[3]}, scales[0]};
   }

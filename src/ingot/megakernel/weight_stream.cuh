@@ -26,7 +26,7 @@ __device__ __forceinline__ void wait_for_slot(uint64_t* barrier, uint32_t parity
 #endif
 }
 
-// The copying warp's note to the readers of a chunk.
+// What the copying warp tells the readers of a chunk.
 struct alignas(16) WeightNote {
   uint32_t word[4];
 };
@@ -119,7 +119,8 @@ class WeightReader {
   }
   // The index of this team's next chunk, counted from the present position.
   __device__ __forceinline__ uint32_t turn() const { return turn_; }
-  // Takes the first of these chunks, ahead of read() with the same count.
+  // Takes this team's first chunk among the next `count`, if there is one. read() or finish() with the same count must
+  // follow.
   template <class Use> __device__ __forceinline__ void read_one(uint32_t count, Use&& use) {
     if (turn_ < count) take(use);
   }

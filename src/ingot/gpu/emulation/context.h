@@ -61,8 +61,9 @@ class Context {
     context_.uc_stack.ss_size = bytes;
     context_.uc_link = nullptr;
     makecontext(&context_, main, 0);
-    // AddressSanitizer's swapcontext() discards its knowledge of the stack named here, and takes longer than the
-    // kernels themselves. start_switch_fiber tells the sanitizer the stack in use.
+    // AddressSanitizer's version of swapcontext() clears its records of the stack that is named here, which takes
+    // longer than the kernels themselves. Therefore no stack is named here, and start_switch_fiber tells the sanitizer
+    // which stack is in use.
     context_.uc_stack = {};
   }
   void change_to(Context& other) { swapcontext(&context_, &other.context_); }

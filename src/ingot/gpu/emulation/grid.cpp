@@ -29,9 +29,9 @@ constexpr size_t kStackBytes = 256 << 10, kPageBytes = 4096;
 constexpr int64_t kMaxSharedBytes = 227 << 10;  // of a block on any GPU
 constexpr uint64_t kSwitchNs = 100;             // virtual time of a switch
 constexpr uint64_t kMaxIdleSwitches = 20'000'000;
-// Where an order holds fibers back (order.h): after kPatience polls for each fiber the other fibers may be waiting for
-// the fibers held back, which then get kTurnsOfEach switches for each. These polls take no time on a GPU, so virtual
-// time passes kSlower times as slowly.
+// For orders that hold fibers back (order.h). When the other fibers have polled kPatience times the number of fibers,
+// they may be waiting for the fibers held back. These fibers then get kTurnsOfEach switches each. The extra polls would
+// take no time on a GPU, so virtual time passes kSlower times as slowly.
 constexpr uint64_t kPatience = 2, kSlower = 16;
 constexpr uint32_t kTurnsOfEach = 16;
 // A 32-bit address: the block of the cluster (kOwnBlock: this one), the variable, the byte. Clusters have up to 16
@@ -119,9 +119,9 @@ struct Fiber {
   bool held_back = false;      // runs only where no other fiber can (order.h)
   Where where;                 // place of the last wait
   const char* what = "";       // name of the awaited event
-  uint64_t cluster_phase = 0;  // at its last arrival
+  uint64_t cluster_phase = 0;  // the cluster's phase at the fiber's last arrival
   std::deque<Copy> copies;
-  uint32_t copy_group = 0;  // of the next copy
+  uint32_t copy_group = 0;  // group of the next copy
   Context context;
   std::unique_ptr<Stack> stack;
   SanitizedFiber sanitized;
@@ -181,8 +181,8 @@ struct Grid {
   std::vector<std::unique_ptr<Cluster>> clusters;
   std::vector<std::unique_ptr<Fiber>> fibers;
   std::vector<Fiber*> ready, ready_held_back;
-  uint32_t turns = 0;  // that the fibers held back have left
-  uint64_t polls = 0;  // of the other fibers, since these turns
+  uint32_t turns = 0;  // switches that are left for the fibers held back
+  uint64_t polls = 0;  // polls of the other fibers since the last of these switches
   size_t running = 0;  // fibers not done
   std::exception_ptr failure;
   Context main;
@@ -203,7 +203,7 @@ uint64_t draw(uint64_t below) {
 
 void pass_time(uint64_t ns) { grid->now += grid->ready_held_back.empty() ? ns : ns / kSlower + 1; }
 
-// Switches from the running fiber (or the main context) to another; nullptr: to the main context.
+// Switches from the running fiber, or from the main context, to the fiber `next`; nullptr means the main context.
 void change_to(Fiber* next) {
   Fiber* const from = self;
   if (next == from) return;
@@ -218,7 +218,7 @@ void change_to(Fiber* next) {
   left.enter();
 }
 
-// The fibers of which the next one is taken.
+// The list from which the next fiber is taken.
 std::vector<Fiber*>& ready_next() {
   if (grid->ready_held_back.empty()) return grid->ready;
   if (grid->ready.empty()) return grid->ready_held_back;
@@ -252,7 +252,7 @@ void block_here(std::vector<Fiber*>& waiting, const char* what, Where where) {
   self->what = what;
   self->where = where;
   waiting.push_back(self);
-  tsan_release(&grid->end);  // where the fiber waits for ever
+  tsan_release(&grid->end);  // if the fiber waits for ever
   change_to(take_ready());   // no fiber is ready: switch to the main context for the report of the deadlock
 }
 
@@ -383,7 +383,8 @@ void check_shape(const char* name, const Shape& s) {
               ": found a cooperative launch of ", s.grid, " blocks, expected at most ", settings().resident_blocks);
 }
 
-// The code for GPUs without clusters has nothing in the place of a cluster's barrier (gpu/ptx/cluster.cuh).
+// In code for GPUs without clusters a cluster barrier is compiled to no instruction (gpu/ptx/cluster.cuh), so a kernel
+// that needs the barrier would be wrong there.
 void check_clusters() {
   if (!gpu::current_limits().hopper)
     complain("found a cluster barrier on a GPU without clusters, where no thread waits; expected one of the block");
@@ -485,7 +486,7 @@ void yield() {
              "), expected a wait to end");
   grid->polls += !self->held_back;
   add_ready(*self);
-  tsan_release(&grid->end);  // where another thread fails
+  tsan_release(&grid->end);  // if another thread fails
   change_to(take_ready());
 }
 void maybe_yield() {

@@ -10,8 +10,8 @@
 //     the scheduler      finds threads in a deadlock, or at different barriers
 //     late copies        a copy of cp.async arrives at once or at its thread's wait for its group, as drawn from the
 //                        seed: results are wrong where a wait is missing, or a stage is overwritten too early
-// mbarriers and linear bulk loads work; the loads complete at once. The emulator shows nothing about wgmma, tensor
-// copies, late arrivals of bulk loads, proxies, the real memory model, fast arithmetic or speed.
+// mbarriers and linear bulk loads work; the loads complete at once. The emulator does not test wgmma, tensor copies,
+// late arrivals of bulk loads, proxies, the real memory model, fast arithmetic or speed.
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -43,7 +43,7 @@ Settings& settings();
 // other: a test of concurrent launches makes each launch on its own thread. `peers` says whether the GPUs report access
 // to each other's memory.
 void set_device_count(int count, bool peers = true);
-// The emulated GPUs have at most the limits `wanted` from now on; at first, the limits of Hopper.
+// From now on the emulated GPUs have at most the limits `wanted`. Before the first call they have the limits of Hopper.
 void set_device_limits(const gpu::Limits& wanted);
 
 struct Shape {

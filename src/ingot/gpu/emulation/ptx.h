@@ -124,7 +124,7 @@ inline void load_relaxed(const uint64_t* p, uint64_t (&v)[2]) {
 }
 inline void load_relaxed_16(const void* p, uint64_t& low, uint64_t& high) {
   emulation::check_aligned(p, 16);
-  emulation::yield();  // no thread runs between the two halves
+  emulation::yield();  // no other thread runs between the read and the write
   low = __atomic_load_n(static_cast<const uint64_t*>(p), __ATOMIC_RELAXED);
   high = __atomic_load_n(static_cast<const uint64_t*>(p) + 1, __ATOMIC_RELAXED);
 }

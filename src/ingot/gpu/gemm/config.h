@@ -10,8 +10,9 @@
 
 namespace ingot::gemm {
 
-// The time of a product with a tile, in units of a multiprocessor's time for one column of 128 rows (times K): whole
-// waves of whole tiles. A wider tile reads less and is a little faster for its size.
+// The modelled time of a product with a tile: whole waves of whole tiles. The unit is a multiprocessor's time for one
+// column of 128 rows of C, which is proportional to K. A tile of more than 128 columns reads less for each result and
+// is a little faster for its size.
 inline double modelled_time(const Problem& p, const Tile& t, int64_t sms) {
   const int64_t clusters = std::max<int64_t>(sms / t.cluster, 1);
   const int64_t tiles = p.batch * ceil_div(p.m, int64_t(kTileM) * t.cluster) * ceil_div(p.n, t.n);
@@ -29,17 +30,18 @@ inline int pick_tile(const Problem& p, std::span<const Tile> tiles, int64_t sms)
   return best;
 }
 
-// With a long K and operands far larger than L2, the core waits for an H100's memory (`memory`: the peak in bytes per
-// second): 520 TFLOP/s where cuBLASLt reaches 740, for 8,192 x 4,096 over 22,016 and 22,016 x 4,096 over 8,192; 624
-// against 671 for 98,304 x 512 over 2,048. An H200's memory is fast enough.
+// Whether the core would wait for the GPU's memory, whose peak rate is `memory` bytes per second. On an H100 it waits
+// if K is long and the operands are far larger than L2: M x N = 8,192 x 4,096 with K = 22,016, and 22,016 x 4,096 with
+// K = 8,192, run at 520 TFLOP/s where cuBLASLt reaches 740; 98,304 x 512 with K = 2,048 runs at 624 against 671. An
+// H200's memory is fast enough.
 inline bool waits_for_memory(const Problem& p, double memory) {
   constexpr double kEnough = 4e12;
   constexpr int64_t kLong = 2048, kFarBeyondL2 = 300'000'000;
   return memory < kEnough && p.k >= kLong && 2 * p.batch * p.k * (p.m + p.n) >= kFarBeyondL2;
 }
 
-// The tiles for nearly all products (measured: docs/matrix-products.md). Turns hide the epilogue, a fifth of the time
-// at K = 512.
+// The tiles for nearly all products (measured: docs/matrix-products.md). With ping_pong the epilogue, a fifth of the
+// time at K = 512, is hidden behind the products of the other warpgroup.
 constexpr Tile kPairs128{.n = 128, .team = Team::ping_pong, .cluster = 2};  // reads a quarter less from L2
 constexpr Tile kTurns128{.n = 128, .team = Team::ping_pong, .cluster = 1};
 constexpr Tile kTurns192{.n = 192, .team = Team::ping_pong, .cluster = 2};

@@ -17,11 +17,11 @@
 // which the warpgroups that multiply a stage call when the stage has arrived at the shared addresses a and b, and which
 // may change the stage before its products.
 // linear/cuda/core_product.cuh is the simplest user; swiglu/gated.cuh has two products in a tile, in K and in a batch.
-// Products with decoded weights have a separate kernel on this ring of stages, kernels/grouped (docs/matrix-products.md
-// gives the reason).
+// Products with decoded weights have a separate kernel, kernels/grouped, which uses the same ring of stages
+// (docs/matrix-products.md gives the reason).
 //
-// portable/core.cuh runs the same products on other GPUs, if their type takes the form as a parameter (HopperCore
-// below).
+// The core has a second form for other GPUs, portable/core.cuh. An operation can run on both forms if its type takes
+// the form as a template parameter: HopperCore (below) or PortableCore.
 //
 // Each sum is formed by one thread in one order, so results repeat bit for bit.
 #include <cstdint>
@@ -45,7 +45,7 @@ namespace ingot::gemm {
 // Registers per thread: the producer needs few, so the consumers may have many.
 constexpr int kProducerRegisters = 40, kConsumerRegisters = 232;
 
-// The shared memory that the epilogue leaves is divided into stages.
+// The stages of the ring fill the shared memory that the epilogue does not need.
 template <class Op> struct Layout {
   static constexpr int64_t kStageBytes = Op::A::kBytes + Op::B::kBytes, kBarriers = 512;
   static constexpr int64_t kFree = kSharedBytes - int64_t(sizeof(typename Op::Epilogue::Shared)) - kBarriers;
@@ -77,7 +77,7 @@ template <class Op> struct BlockAt {
   __device__ __forceinline__ uint32_t row(const TileAt& t) const { return t.m + rank * kTileM; }
 };
 
-// Called by a single thread: loads every tile's steps as the ring has room.
+// Called by a single thread: loads the steps of all tiles, each as soon as the ring has a free stage.
 template <class Op> __device__ void produce(const Arguments<Op>& p, Memory<Op>& m, const BlockAt<Op>& block) {
   using Pipe = typename Memory<Op>::Pipe;
   constexpr int kCluster = Op::kTile.cluster;
@@ -163,7 +163,7 @@ __device__ __forceinline__ void consume(const Arguments<Op>& p, Memory<Op>& m, c
   typename Memory<Op>::Pipe::Cursor at;
   auto walk = p.schedule.walk(block.cluster, block.clusters);
   TileAt t;
-  // Skips the stages of the second warpgroup's tile.
+  // Skips one tile, which the other warpgroup computes, and its stages of the ring.
   const auto leave_one = [&] {
     const bool there = walk.next(t);
     if (there) at.advance(t.k_steps);
@@ -205,7 +205,8 @@ template <class Op>
 __global__ void __launch_bounds__(kThreads, 1) gemm_kernel(const __grid_constant__ Arguments<Op> p) {
   auto& m = *tile::dynamic_shared<Memory<Op>>();
   const BlockAt<Op> block;
-  const uint32_t warp = __shfl_sync(~0u, threadIdx.x / 32, 0);  // visibly uniform over the lanes for the compiler
+  const uint32_t warp = __shfl_sync(~0u, threadIdx.x / 32, 0);  // the shuffle shows the compiler that all lanes have
+                                                                // the same value
   if (threadIdx.x == 0) Memory<Op>::Pipe::init(m.pipe);
   if (Op::kTile.cluster > 1)
     tile::sync_cluster();
@@ -220,7 +221,7 @@ __global__ void __launch_bounds__(kThreads, 1) gemm_kernel(const __grid_constant
     ptx::increase_registers<kConsumerRegisters>();
     consume<Op>(p, m, block, warp - 4);
   }
-  // No block ends while the second block may still copy to this block or arrive at its barriers.
+  // A block must not end while the other block of the cluster may still copy to it or arrive at its barriers.
   if (Op::kTile.cluster > 1) tile::sync_cluster();
 }
 
@@ -241,8 +242,8 @@ void launch(const char* name, const Arguments<Op>& p, int device, Stream stream,
               stream, p);
 }
 
-// This form as a parameter of products and epilogues with two forms; PortableCore (portable/core.cuh) has the same
-// members.
+// Describes this form of the core to products and epilogues that run on both forms. PortableCore (portable/core.cuh)
+// has the same members.
 struct HopperCore {
   template <class T, Major kMajor, int kRows, bool kShared, Pair kPair = Pair::none>
   using Operand = gemm::Operand<T, kMajor, kRows, kShared, kPair>;
@@ -250,10 +251,11 @@ struct HopperCore {
   template <int kPanels> using PanelStore = WarpStore<kPanels>;
   using PanelExchange = WarpExchange;
 
-  // Whether there are kernels of all tiles, and whether results must have rows of whole 16 bytes.
+  // Whether kernels of all tiles exist, and whether the rows of a result must be whole multiples of 16 bytes.
   static constexpr bool kAllTiles = true, kWholeRows = true;
   static constexpr Tile tile(const Tile& t) { return t; }
-  // The target for rows of whole 16 bytes, for rows with padding at their end, and for send_turned().
+  // The targets for results whose rows are whole multiples of 16 bytes, for rows with padding at their end, and for
+  // send_turned().
   template <class T> static Target target(const char* name, const Tensor& t) { return store_map<T>(name, t); }
   template <class T> static Target padded_target(const char* name, const Tensor& t) {
     return padded_store_map<T>(name, t);

@@ -10,7 +10,7 @@
 // takes as a parameter (core.cuh, portable/core.cuh):
 //     Core::Target           a result in memory: a tensor map, or an address with strides and edges
 //     Core::PanelStore<n>    writes a warp's panels to targets, through shared memory (WarpStaging<n>)
-//     Core::PanelExchange    reads a warp's panels from a target, and writes others of equal shape
+//     Core::PanelExchange    reads a warp's panels from a target, and writes panels of the same shape
 #include <cstdint>
 #include <type_traits>
 

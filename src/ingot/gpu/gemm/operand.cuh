@@ -4,8 +4,8 @@
 //     Params                              the source's parameters, a part of the kernel's argument
 //     load<kCluster>(params, to, tile, row, step, barrier, rank)
 //                                         called by a single thread: starts the copies of step `step`
-// Whichever block loads, kBytes arrive on `barrier` of every block of the cluster. Each block has its own rows of A. In
-// a cluster both blocks use the same rows of B, and each block loads a part of these rows for both.
+// In every block of the cluster, kBytes arrive on `barrier`, whichever block starts the copies. Each block has its own
+// rows of A. In a cluster both blocks use the same rows of B, and each block loads a part of these rows for both.
 //
 // The source Operand is 16-bit matrices by tensor copies, with zeros beyond their edges. In memory the matrices are
 //     K-major    (rows, K) row-major: X and W of X W^T

@@ -1,6 +1,7 @@
 #pragma once
-// The tiles of a cluster, and their order. All threads of a block walk the same list: the producer to know the next
-// loads, the consumers the place of their sums. A schedule is made on the host, is passed as a kernel argument, and has
+// The tiles of a cluster, and their order. All threads of a block walk the same list of tiles: the producer needs the
+// tiles to load, and the consumers need the places of their sums. A schedule is made on the host, is passed as a kernel
+// argument, and has
 //     Walk walk(first, step) const      the walk of a cluster: tiles first, first + step, ...
 //     bool Walk::next(TileAt& t)        false after the last
 // Grid: all tiles of a product or of a batch of equal products. Triangle: the tiles of a symmetric result on or below
@@ -97,8 +98,8 @@ struct Triangle {
 };
 
 // The first rows of products that divide `rows` consecutive rows, read on the device: product g has the rows from
-// offsets[g] to offsets[g + 1]. Offsets beyond 0 to `rows` count as `rows`, so that no wrong number leads out of
-// memory.
+// offsets[g] to offsets[g + 1]. An offset outside 0 to `rows` counts as `rows`, so that a wrong offset cannot cause
+// accesses outside the tensors.
 struct GroupOffsets {
   const int32_t* offsets = nullptr;  // groups + 1
   uint32_t groups = 0, rows = 0;

@@ -15,8 +15,8 @@
 
 namespace ingot::gemm {
 
-// The box of WarpStore's tensor maps, and the maps: for rows of whole 16 bytes, and for rows with padding at the end,
-// which is written (operands.h).
+// The box of WarpStore's tensor maps, and two kinds of maps: for rows that are whole multiples of 16 bytes, and for
+// rows with padding at their end, where the padding is written, too (operands.h).
 template <class T>
 constexpr gpu::TmaBox kStoreBox{.rows = kWarpRows, .cols = 128 / int(sizeof(T)), .swizzle = tile::Swizzle::b128};
 template <class T> CUtensorMap store_map(const char* name, const Tensor& t) {
@@ -30,7 +30,7 @@ template <class T> CUtensorMap padded_store_map(const char* name, const Tensor& 
 // For panels written by write_turned: the mirror image of a tile of a symmetric product.
 constexpr gpu::TmaBox kTurnedBox{.rows = 64, .cols = kWarpRows, .swizzle = tile::Swizzle::b32};
 
-// A warp's panels, used in turn: while the copy engine reads a panel, the warp writes the next.
+// A warp's panels, used in turn: while the copy engine reads one panel, the warp writes the next panel.
 template <int kPanels = 2> class WarpStore {
  public:
   __device__ __forceinline__ explicit WarpStore(WarpStaging<kPanels>& s) : panels_(ptx::shared_address(&s)) {}
@@ -54,7 +54,7 @@ template <int kPanels = 2> class WarpStore {
         ptx::store_shared(panel() + tile::swizzled<tile::Swizzle::b128>(lane() / 4 + 8 * half, 32 * j + lane() % 4 * 8),
                           {__float_as_uint(d[4 * j + 2 * half]), __float_as_uint(d[4 * j + 2 * half + 1])});
   }
-  // The same turned: a panel of 64 rows x 16 columns, for a map of kTurnedBox.
+  // Writes the same elements transposed: a panel of 64 rows x 16 columns, for a map of kTurnedBox.
   __device__ __forceinline__ void write_turned(const uint32_t (&pairs)[16]) {
     begin();
     const uint32_t to = panel() + tile::swizzled<tile::Swizzle::b32>(lane() / 16 * 8 + lane() % 8, lane() / 8 % 2 * 16);

@@ -13,7 +13,7 @@ enum class Variant : uint8_t { hopper, portable, none };
 inline Variant variant_of(const gpu::Limits& limits) {
   return limits.hopper ? Variant::hopper : limits.capability >= 80 ? Variant::portable : Variant::none;
 }
-// The variant for a GPU. The emulator has neither wgmma nor tensor copies.
+// The variant for a GPU. The emulator runs the portable form, because it has neither wgmma nor tensor copies.
 inline Variant variant_on([[maybe_unused]] int device) {
 #ifdef INGOT_EMULATE
   return Variant::portable;
@@ -29,7 +29,8 @@ inline Tile tile_on(int device, const Tile& hopper) {
 
 struct HopperCore;
 struct PortableCore;
-// Calls use(std::type_identity<Core>{}) with the GPU's variant, one of the first two.
+// Calls use(std::type_identity<Core>{}), where Core is the form of the core for this GPU. Call only where a form exists
+// (not Variant::none).
 template <class Use> void with_core([[maybe_unused]] int device, Use&& use) {
 #ifndef INGOT_EMULATE
   if (variant_on(device) == Variant::hopper) return use(std::type_identity<HopperCore>{});

@@ -1,7 +1,7 @@
 #pragma once
-// Copies of 4, 8 or 16 bytes from global to shared memory, from compute capability 8.0 on without a detour through
-// registers, before by a load and a store. `valid` bytes are read, and the rest of the destination becomes zeros; with
-// valid = 0 the source is not read. Both addresses are aligned to the size.
+// Copies of 4, 8 or 16 bytes from global to shared memory. From compute capability 8.0 on the copies do not go through
+// registers; older GPUs use a load and a store. `valid` bytes are read, and the rest of the destination becomes zeros;
+// with valid = 0 the source is not read. Both addresses are aligned to the size.
 #ifdef INGOT_EMULATE
 #include "ingot/gpu/emulation/ptx.h"
 #else

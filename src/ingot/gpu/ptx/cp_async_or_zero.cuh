@@ -1,6 +1,6 @@
 #pragma once
-// cp_async<16> of a source that is there as a whole or not at all. cp.async with a number of valid bytes in a register
-// takes five more instructions, which move the address.
+// cp_async<16> for a source whose 16 bytes all exist or do not exist. The form of cp.async that takes the number of
+// valid bytes from a register needs five more instructions, which move the address.
 #include "ingot/gpu/ptx/cp_async.cuh"
 
 namespace ingot::ptx {

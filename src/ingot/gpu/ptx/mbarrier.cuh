@@ -1,7 +1,7 @@
 #pragma once
 // mbarriers: 8-byte objects in shared memory for counting arrivals and bytes of bulk copies. A phase completes when all
 // expected arrivals and bytes are in; waits name the phase by its parity (a fresh barrier is in phase 0, so a wait for
-// parity 1 passes at once). Waiting is tile/flag.cuh's business: every wait is bounded.
+// parity 1 passes at once). To wait, use tile/flag.cuh, where every wait is bounded.
 #include <cstdint>
 
 #include "ingot/gpu/ptx/address.cuh"

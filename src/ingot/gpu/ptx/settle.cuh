@@ -16,7 +16,7 @@ template <class T> __device__ __forceinline__ void settle(T*& p) { asm volatile(
 __device__ __forceinline__ void settle(int& v) { asm volatile("" : "+r"(v)); }
 __device__ __forceinline__ void settle(uint32_t& v) { asm volatile("" : "+r"(v)); }
 
-// The same, in order with all further calls and with memory accesses: the compiler does not interleave these.
+// The same, and the compiler keeps the order of these calls among each other and relative to memory accesses.
 __device__ __forceinline__ void settle_in_turn(float& v) { asm volatile("" : "+f"(v)::"memory"); }
 
 }  // namespace ingot::ptx

@@ -3,9 +3,10 @@
 // stores and reductions in the thread's bulk groups. Linear copies: 16-byte aligned addresses, sizes in multiples of
 // 16. Tensor copies: a CUtensorMap (tma_map.h) passed as `const __grid_constant__`; coordinates in elements, innermost
 // first, the innermost a multiple of 16 bytes. Elements outside of the tensor are loaded as zeros (their bytes count)
-// and not stored; loads may begin before 0, stores and additions must not: either broken rule is an illegal
-// instruction. Stores know the inner edge to 16 bytes only: write to tensors whose rows are whole 16 bytes. Shared
-// memory written by ordinary stores needs fence_proxy_async_shared() before the engine reads it.
+// and not stored; loads may begin before 0, stores and additions must not. A copy that breaks one of the two rules on
+// coordinates ends with the error "illegal instruction". Stores respect the end of a row only to a multiple of 16
+// bytes, so write only to tensors whose rows are whole multiples of 16 bytes. Shared memory written by ordinary stores
+// needs fence_proxy_async_shared() before the engine reads it.
 #include <cstdint>
 
 #include "ingot/gpu/ptx/address.cuh"

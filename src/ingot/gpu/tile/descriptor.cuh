@@ -46,7 +46,7 @@ template <Major kMajor, Swizzle S> constexpr uint64_t descriptor_step(uint32_t k
 template <Major kMajor, Swizzle S> constexpr uint64_t operand(uint32_t address, uint32_t k, uint32_t panel_bytes = 16) {
   const uint64_t base = operand_descriptor<kMajor, S>(0, panel_bytes);
   return (base & ~uint64_t(0xffffffff)) |
-         (uint32_t(base) + ((address & 0x3ffff) >> 4) +  // in a cluster, high bits of addresses tell blocks apart
+         (uint32_t(base) + ((address & 0x3ffff) >> 4) +  // in a cluster, the high bits of an address identify the block
           uint32_t(descriptor_step<kMajor, S>(k, panel_bytes)));
 }
 

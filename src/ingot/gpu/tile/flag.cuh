@@ -27,8 +27,8 @@ constexpr uint32_t kTrapAfter = 10'000'000;  // of 1024 ns: far longer than any 
 // The clock in 32 bits: one register across the loop, in kernels whose accumulators leave few registers.
 __device__ inline uint32_t coarse_timer() { return uint32_t(ptx::global_timer() >> 10); }
 
-// For conditions that become true except for a bug. The first function reads the clock before it calls done(), the
-// second only after done() has returned false.
+// For conditions that stay false only because of a bug. The first function reads the clock before it calls done(), the
+// second function only after done() has returned false.
 template <class Done> __device__ __forceinline__ void poll_or_trap(Done&& done) {
   const uint32_t start = coarse_timer();
   while (!done())

@@ -28,7 +28,8 @@ __device__ inline void group_sum(float (&v)[R], uint32_t width, GroupSumMemory<R
 #pragma unroll
     for (int r = 0; r < R; ++r) memory.partial[warp][r] = v[r];
   __syncthreads();
-  // Lane i takes the partial of warp i of the group; a second pass through the shuffles keeps this short at 16 warps.
+  // Lane i takes the partial sum of warp i of the group. A second round of shuffles adds these, which is short even for
+  // 16 warps.
   const uint32_t lane = threadIdx.x % 32, first = warp & ~(warps - 1);
 #pragma unroll
   for (int r = 0; r < R; ++r) v[r] = memory.partial[first + (lane & (warps - 1))][r];

@@ -1,6 +1,7 @@
 #pragma once
 // The matrix product kernel for GPUs from compute capability 8.0 on: cp.async, ldmatrix and mma.sync, with the
-// schedules, pairs and epilogues of Hopper's form (../core.cuh). A product type takes the form as a parameter:
+// schedules, pairs and epilogues of Hopper's form (../core.cuh). A product type takes the form of the core as a
+// template parameter:
 //     using A = typename Core::template Operand<T, Major::k, gemm::kTileM, false>;      Core: HopperCore, PortableCore
 //
 // A block of four warps computes a tile of 128 x 128, of which each warp multiplies 64 x 64: it reads 4,096 bytes of
@@ -9,9 +10,9 @@
 // epilogues count less and shared memory allows steps of 64 elements of 384 rows, 144 KB, a block of eight warps
 // computes two tiles, one above the other: it copies a quarter less from L2, and waits half as often.
 //
-// Epilogues that need the 128 columns of a row in one warp follow an exchange: the two warps of the same rows give each
-// other halves of their sums. A fragment of mma.sync is laid out as wgmma's sums are. The exchange and the epilogue's
-// panels reuse the steps' memory.
+// Some epilogues need all 128 columns of a row in one warp. Before such an epilogue, the two warps that computed the
+// same rows exchange halves of their sums. A fragment of mma.sync is laid out as wgmma's sums are. The exchange and the
+// epilogue's panels reuse the steps' memory.
 //
 // Each sum is formed by one thread in one order, so results repeat bit for bit.
 #include <cstdint>
@@ -94,12 +95,13 @@ template <class Op, int kHeight> class Steps {
     }
   }
   __device__ __forceinline__ uint32_t count() const { return steps_; }
-  // The number of first steps for which request<true>() may request the step kStages - 1 further on.
+  // The number of steps, from the first on, during which request<true>() may be used: the step that they request,
+  // kStages - 1 steps later, is a whole step.
   __device__ __forceinline__ uint32_t whole() const {
     const uint32_t steps = min(min(a_.whole_steps(), b_.whole_steps()), steps_);
     return steps < F::kStages - 1 ? 0 : steps - (F::kStages - 1);
   }
-  // Waits for the next step and returns its address. The stage of the step before is then free for a request.
+  // Waits for the next step and returns its address. The stage of the preceding step is then free for a request.
   __device__ __forceinline__ uint32_t wait() {
     ptx::cp_async_wait_group<F::kStages - 2>();
     __syncthreads();
@@ -107,7 +109,7 @@ template <class Op, int kHeight> class Steps {
     read_ = behind(read_);
     return stage;
   }
-  // Requests an operand, 0 or 1, of the step behind those requested so far. kWhole: that step is one of the whole
+  // Requests operand 0 or 1 of the first step that has not been requested yet. kWhole: this step is one of the whole
   // steps.
   template <bool kWhole> __device__ __forceinline__ void request(int operand) const {
     if (!kWhole && requested_ >= steps_) return;
@@ -119,8 +121,8 @@ template <class Op, int kHeight> class Steps {
 #pragma unroll
       for (uint32_t i = 0; i < F::B::kCopies; ++i) b_.template request<kWhole>(to + F::A::kBytes, i);
   }
-  // After both requests. Every step is a group, empty beyond the last, so that wait() counts groups alike for all
-  // steps.
+  // Call after both requests of a step. Each call makes one group of copies. Beyond the last step the groups are empty,
+  // so that wait() can count groups in the same way for all steps.
   __device__ __forceinline__ void commit() {
     ptx::cp_async_commit_group();
     a_.advance(), b_.advance();
@@ -138,7 +140,8 @@ template <class Op, int kHeight> class Steps {
 };
 
 // A warp's fragments and its sums. The fragments of a part of a step (16 elements of K) are loaded during the products
-// of the part before, so that no product waits for a load; during the last part these are fragments of the next step.
+// of the preceding part, so that no product waits for a load. During the last part, the first fragments of the next
+// step are loaded.
 template <class F> class Products {
  public:
   __device__ __forceinline__ explicit Products(uint32_t warp)
@@ -288,15 +291,16 @@ inline Grid paired(const Grid& g) {
   return Grid::of({g.m, int64_t(g.n_tiles) * g.tile_n, int64_t(g.k_steps) * kTileK, batch},
                   {.n = int(g.tile_n), .cluster = 2});
 }
-// Whether a product has kernels whose blocks compute two tiles: those in a grid, unless the product says otherwise.
+// Whether a product has kernels whose blocks compute two tiles. Products with the schedule Grid have them, unless the
+// member kPairsTiles states the choice.
 template <class Op> constexpr bool has_pairs() {
   if constexpr (requires { Op::kPairsTiles; }) return Op::kPairsTiles;
   return std::is_same_v<typename Op::Schedule, Grid>;
 }
-// Whether blocks of two tiles, which take `bytes` of shared memory, are faster. Such a block has its multiprocessor for
-// itself: nothing hides its epilogue, which shows where K is short (measured: docs/lab/portable.md). Times in those of
-// a tile on a multiprocessor: two blocks of a tile each take as long as two tiles, one alone 1.2, a block of two tiles
-// 1.9.
+// Whether blocks of two tiles, which take `bytes` of shared memory, are faster. Only one such block fits on a
+// multiprocessor, so no second block hides its epilogue, which costs too much where K is short (measured:
+// docs/lab/portable.md). The model's times, in units of half the time of two one-tile blocks that share a
+// multiprocessor: 2 for these two blocks, 1.2 for one of them alone, and 1.9 for a block of two tiles.
 inline bool pairs_tiles(const Grid& g, int64_t bytes, const gpu::Limits& limits) {
   constexpr uint32_t kLongK = 2048;
   if (bytes > limits.smem_per_block || g.k_steps < kLongK / kTileK) return false;

@@ -27,7 +27,7 @@ struct Matrix {
   int64_t stride = 0, batch_stride = 0;
   uint32_t rows = 0, k = 0;
 };
-// The number of bytes that exist of a chunk of 8 elements from `first` on.
+// A chunk has 8 elements from `first` on. Returns how many bytes of the chunk exist.
 __device__ __forceinline__ uint32_t bytes_of_chunk(uint32_t first, uint32_t end) {
   return first < end ? min(16u, 2 * (end - first)) : 0;
 }
@@ -55,7 +55,8 @@ template <class T, Major kMajorOf, int kTileRows, bool, Pair kPair = Pair::none>
   template <int kRows, class Block> struct Staged {
     static constexpr int kStepK = Block::kStepK;
     static constexpr uint32_t kBytes = kRows * kStepK * 2, kPanelBytes = kStepK * 128;
-    static constexpr bool kByRow = kMajor == Major::k;  // a chunk is 8 elements of K of a row, or 8 rows of one of K
+    static constexpr bool kByRow = kMajor == Major::k;  // a chunk is 8 elements of K of one row, or one element of K of
+                                                        // 8 rows
     static constexpr uint32_t kRowBytes = kByRow ? kStepK * 2 : 128;
     static constexpr tile::Swizzle kSwizzle = kRowBytes == 64 ? tile::Swizzle::b64 : tile::Swizzle::b128;
     static_assert(kRowBytes == 64 || kRowBytes == 128, "a row is as wide as a swizzle");
@@ -69,7 +70,8 @@ template <class T, Major kMajorOf, int kTileRows, bool, Pair kPair = Pair::none>
         if constexpr (kPair == Pair::chained) first_steps_ = p.steps * Block::kStepsOfTileK;
         begin(kPair == Pair::chained && first_steps_ == 0);
       }
-      // The first steps whose elements of K all exist, in chunks that are there as a whole or not at all.
+      // The number of whole steps, counted from the first step: all their elements of K exist, and each chunk exists
+      // completely or not at all.
       __device__ __forceinline__ uint32_t whole_steps() const {
         const auto steps = [&](bool second) {
           const Matrix& m = matrix(0, second);
@@ -79,7 +81,7 @@ template <class T, Major kMajorOf, int kTileRows, bool, Pair kPair = Pair::none>
         const uint32_t first = p_->steps * Block::kStepsOfTileK;
         return steps(false) < first ? steps(false) : first + steps(true);
       }
-      // Requests copy i of the next step, in the operand's memory at `to`. kWhole: one of the whole steps.
+      // Requests copy i of the next step into the operand's memory at `to`. kWhole: the step is one of the whole steps.
       template <bool kWhole> __device__ __forceinline__ void request(uint32_t to, uint32_t i) const {
         const char* const from = from_[i / kOfSide] + i % kOfSide * rows_[i / kOfSide];
         to += to_ + i * kAtOnce * kRowBytes;
@@ -91,7 +93,7 @@ template <class T, Major kMajorOf, int kTileRows, bool, Pair kPair = Pair::none>
         else
           ptx::cp_async<16>(to, from, left_ > int32_t(i * kAtOnce) ? bytes_ : 0);
       }
-      // The step's copies have been requested.
+      // Call when all copies of a step have been requested.
       __device__ __forceinline__ void advance() {
         left_ -= kStepK;
 #pragma unroll
@@ -102,9 +104,10 @@ template <class T, Major kMajorOf, int kTileRows, bool, Pair kPair = Pair::none>
       }
 
      private:
-      // Copy i of a thread is kAtOnce rows of memory behind copy i - 1, each of kRowBytes in shared memory.
+      // Copy i of a thread lies kAtOnce rows behind copy i - 1. A row takes kRowBytes of shared memory.
       static constexpr uint32_t kChunks = kByRow ? kStepK / 8 : kRows / 8, kAtOnce = Block::kThreads / kChunks;
-      static constexpr uint32_t kSides = kByRow && kPair == Pair::stacked ? 2 : 1;  // matrices of this thread
+      static constexpr uint32_t kSides = kByRow && kPair == Pair::stacked ? 2 : 1;  // matrices from which this thread
+                                                                                    // copies
       static constexpr uint32_t kOfSide = kCopies / kSides;
       static_assert((kByRow ? kRows : kStepK) == kCopies * kAtOnce && kAtOnce % 8 == 0 && kOfSide * kSides == kCopies,
                     "each thread copies as many chunks, at the same place of a row and of the swizzle's pattern");
@@ -154,8 +157,8 @@ template <class T, Major kMajorOf, int kTileRows, bool, Pair kPair = Pair::none>
       const char* from_[kSides];
       int64_t rows_[kSides];
       uint32_t present_ = 0;  // a bit for each copy whose row, or column, exists
-      int32_t left_ = 0;      // elements of K from this thread's first one on
-      uint32_t bytes_ = 0;    // across K: of a chunk that exist
+      int32_t left_ = 0;      // remaining elements of K, counted from this thread's first element
+      uint32_t bytes_ = 0;    // MN-major: bytes of a chunk that exist
     };
 
     // A lane's address for ldmatrix of a left operand: the tile's rows from `row` on, a multiple of 64.

@@ -70,8 +70,8 @@ template <int kPanels> class PanelStore {
       for (uint32_t j = 0; j < 4; ++j) pairs[4 * i + j] = of_columns[j];
     }
   }
-  // A kernel contains this code once for each panel of a warp, so the seldom paths are loops of few instructions:
-  // with these paths unrolled, a warp took longer to fetch an epilogue's instructions than to execute them.
+  // A kernel contains this code once for each panel of a warp, so the rarely taken paths are loops of few instructions.
+  // When these paths were unrolled, a warp took longer to fetch an epilogue's instructions than to execute them.
   __device__ __forceinline__ void send(const Target* to, uint32_t column, uint32_t row, uint32_t batch,
                                        bool add = false) {
     __syncwarp();
@@ -89,8 +89,8 @@ template <int kPanels> class PanelStore {
         store(chunks.at(i), w);
       }
   }
-  // The transposed panel: rows of 16 elements, `row` on, from column `column` on. A lane stores pairs, so that eight
-  // neighbours write 32 bytes, a sector of memory.
+  // Stores the transposed panel, whose rows have 16 elements, at (row, column). A lane stores pairs, so that eight
+  // neighbouring lanes write 32 bytes, a sector of memory.
   __device__ __forceinline__ void send_turned(const Target* to, uint32_t column, uint32_t row, uint32_t batch) {
     __syncwarp();
     const uint32_t pair = column + lane() % 4 * 2;
@@ -115,22 +115,22 @@ template <int kPanels> class PanelStore {
   __device__ __forceinline__ uint32_t at(uint32_t row, uint32_t byte) const {
     return panel_ + tile::swizzled<tile::Swizzle::b128>(row, byte);
   }
-  // A lane's chunks of 16 bytes in memory: those of every fourth row.
+  // A lane's chunks of 16 bytes in memory, one in every fourth row.
   struct Chunks {
     char* first;
     int64_t step;
-    int32_t rows;  // from the first one on
+    int32_t rows;  // remaining rows, counted from the lane's first row
     __device__ __forceinline__ bool has(int i) const { return 4 * i < rows; }
     __device__ __forceinline__ char* at(int i) const { return first + i * step; }
   };
   __device__ __forceinline__ void load_chunk(uint32_t (&w)[4], int i) const {
-    // Four rows further on the swizzle differs by one bit.
+    // Four rows further down, the swizzle differs by one bit.
     ptx::load_shared(w, (at(lane() / 8, lane() % 8 * 16) ^ uint32_t(i % 2 * 64)) + uint32_t(i) * kEightRows / 2);
   }
   static __device__ __forceinline__ void store(char* p, const uint32_t (&w)[4]) {
     *reinterpret_cast<uint4*>(p) = make_uint4(w[0], w[1], w[2], w[3]);
   }
-  // All loads are under way before the first is needed.
+  // All loads are in flight before the first result is needed.
   __device__ __forceinline__ void add_floats(const Chunks& chunks) const {
     uint32_t old[4][4] = {};
 #pragma unroll
@@ -167,7 +167,7 @@ template <int kPanels> class PanelStore {
       store(chunks.at(i), w);
     }
   }
-  // The first `bytes` of each chunk, one element after another.
+  // Stores the first `bytes` of each chunk, one element at a time.
   __device__ __forceinline__ void store_elements(const Target& to, const Chunks& chunks, uint32_t bytes,
                                                  bool add) const {
 #pragma unroll 1
@@ -187,11 +187,11 @@ template <int kPanels> class PanelStore {
         }
       }
   }
-  bool floats_ = false;  // the panel's numbers, known where the code is compiled
+  bool floats_ = false;  // whether the panel holds fp32; the compiler knows this value
   uint32_t panel_;
 };
 
-// Members of WarpExchange (../tensor_store.cuh); the reads begin where the Hopper form waits for them.
+// Has the members of WarpExchange (../tensor_store.cuh). The reads begin in await(), not in request().
 class PanelExchange {
  public:
   static constexpr bool kRequests = false;
@@ -200,7 +200,7 @@ class PanelExchange {
 
   __device__ __forceinline__ PanelExchange(Memory& m, uint32_t warp) : store_(m.of[warp]) {}
   __device__ __forceinline__ void request(const Target*, const WarpAt&) {}
-  // Both panels' loads are under way before the first is needed.
+  // The loads of both panels are in flight before the first panel is needed.
   __device__ __forceinline__ void await(const Target* from, const WarpAt& at) {
 #pragma unroll
     for (int panel = 0; panel < kPanels; ++panel)
