@@ -7,10 +7,10 @@
 //   a pending token  the last sampled token, not yet fed to the model. The next sample() feeds it first.
 //   nothing          after open(), rewind(), a sample() that a stop id ended, or an error. sample() refuses; extend()
 //                    continues.
-// extend() and rewind() forget a pending token: to feed it, pass it to extend().
+// extend() and rewind() drop a pending token. To feed this token to the model, pass it to extend().
 //
-// The results of a slot depend on its own tokens and options alone, never on further slots. On the CPU this holds bit
-// for bit; an engine that computes several slots at once documents its promise.
+// The results of a slot depend only on its own tokens and options, not on other slots. On the CPU this holds bit for
+// bit. An engine that computes several slots at once states in its documentation how far this holds.
 // One thread at a time uses a decoder. cancel() alone may come from any thread, and from a signal handler.
 #include <atomic>
 #include <cstdint>
@@ -61,20 +61,21 @@ struct SampleOptions {
   // ids is an error.
   std::span<const uint32_t> allowed;
   std::span<const int32_t> stop_ids;  // a sampled stop id ends the call and is not among the tokens
-  // -1: no logprobs. Else of each token and of the so many likeliest, under softmax of the model's logits of ids below
-  // `vocab`: before bias, `allowed`, temperature and filters.
+  // -1: no logprobs. Else the logprobs of each sampled token and of this number of likeliest tokens are computed, by
+  // the softmax of the model's logits of ids below `vocab`, before bias, `allowed`, temperature and filters.
   int64_t logprobs = -1;
   // Called with each token right after its sampling, on sample()'s thread. False ends the call with this token.
   std::function<bool(int32_t)> on_token;
-  // A call for the following token, with the same options, will probably come next, so that an engine may begin that
-  // token early. Changes no token.
+  // Says that a call for the following token, with the same options, will probably come next, so that an engine may
+  // begin to compute that token early. The sampled tokens do not depend on this field.
   bool goes_on = false;
   // Draft steps, for an engine with draft_rows() > 1. A call with `drafting` takes one step: the engine computes the
   // pending token and `draft`, which are guesses of the next tokens, in one pass over its weights. Then tokens are
-  // sampled one after another, as long as each equals its draft token: at least one, at most draft.size() + 1. These
-  // are the tokens that calls with an empty `draft` sample, whatever the guesses. Draft tokens beyond draft_rows() - 1,
-  // n - 1 or the context are ignored; all draft tokens are ignored if the slot has no pending token. All calls of an
-  // answer should have the same `drafting`, because an engine may round differently in draft steps and in other steps.
+  // sampled one after another, as long as each equals its draft token: at least one, at most draft.size() + 1. They are
+  // the same tokens that calls with an empty `draft` would sample, whatever the draft is. Draft tokens beyond
+  // draft_rows() - 1, n - 1 or the context are ignored; all draft tokens are ignored if the slot has no pending token.
+  // All calls of an answer should have the same `drafting`, because an engine may round differently in draft steps and
+  // in other steps.
   bool drafting = false;
   std::span<const int32_t> draft;
   std::span<const DraftRow> draft_rows;  // one for each token of `draft`, or empty: bias and allowed hold for all
@@ -134,8 +135,8 @@ struct DraftStep {
 // Clients call the public functions. An engine derives from one of two classes, which differ in where a token is
 // sampled: HostDecoder (host_decoder.h) from logits that the engine hands to the host, DeviceDecoder (device_decoder.h)
 // on the engine's device. The loop over the tokens of an answer, batches of slots, cancellation, stop ids and errors
-// are functions of this class (sample_loop.cpp). A slot's length has one owner on the host, the engine's cache;
-// cached_length() asks for it.
+// are functions of this class (sample_loop.cpp). On the host, only the engine's cache stores the length of a slot;
+// cached_length() returns this length.
 class Decoder {
  public:
   enum class Rows { last, all };
@@ -179,19 +180,21 @@ class Decoder {
   // Returns `length`; or 0, without a change, where the engine cannot copy or `from` lacks keys of these tokens.
   // Checkpoints of `to` are dropped.
   int64_t copy_prefix(int from, int to, int64_t length);
-  // Forgets the tokens after the first `length`, or more where necessary. Returns the number of remaining tokens.
+  // Drops the tokens after the first `length`, or more tokens if the engine cannot return to this length. Returns the
+  // number of remaining tokens.
   int64_t rewind(int slot, int64_t length);
-  // Announces that the slot may be truncated to its present length later. The cost and the number of such checkpoints
-  // depend on the decoder; close() drops all.
+  // Announces that the slot may later be truncated to its present length. The cost and the largest number of such
+  // checkpoints depend on the decoder. close() drops all checkpoints.
   void checkpoint(int slot);
   void mark(int slot) { checkpoint(slot); }  // the earlier name, for one version
 
-  // Samples 1 to n tokens, n >= 1. Full context: fewer, with Finish::context, the last token pending (a pending token
-  // needs no place in the slot). A wrong option is an Error before anything changes; an Error on the way (numeric)
-  // leaves the slot without logits and without a pending token.
+  // Samples 1 to n tokens, n >= 1. If the context becomes full there are fewer tokens, the result is Finish::context,
+  // and the last token is pending (a pending token needs no place in the slot). A wrong option is an Error before
+  // anything changes. An Error during the sampling (numeric) leaves the slot without logits and without a pending
+  // token.
   Sampled sample(int slot, const SampleOptions& options, int64_t n);
-  // Several slots, each at most once, so that an engine may compute up to columns() slots together. An error of a slot
-  // is in its result and does not affect further slots.
+  // Samples for several slots, each at most once, so that an engine may compute up to columns() slots together. An
+  // error of a slot is in its result and does not affect the other slots.
   struct Request {
     int slot = -1;
     SampleOptions options;
@@ -202,9 +205,9 @@ class Decoder {
   Sampled draw(int slot, const SampleOptions& options, int64_t n) { return sample(slot, options, n); }
   std::vector<Sampled> draw(std::span<const Request> requests) { return sample(requests); }
 
-  // Up to `most` guesses of the tokens after the slot's pending token, by the engine's draft head (models/draft/head);
-  // none without a head, without a pending token, or where the context has no room for them. Later results of the slot
-  // do not depend on the call.
+  // Returns up to `most` guesses of the tokens after the slot's pending token, made by the engine's draft head
+  // (models/draft/head). There are no guesses without a head, without a pending token, or if the context has no room
+  // for them. Later results of the slot do not depend on this call.
   virtual bool has_draft_head() const { return false; }
   std::vector<int32_t> guess(int slot, int64_t most);
 
@@ -213,8 +216,8 @@ class Decoder {
   virtual bool traces() const { return false; }
   std::string trace(int slot);
 
-  // Ends the slot's running extend() or sample(), or else the next call, at the next token or batch. The ended call
-  // clears the request; so do open() and close().
+  // Ends the slot's running extend() or sample(), or if none runs the next such call, at the next token or batch. The
+  // ended call clears the request to cancel; so do open() and close().
   void cancel(int slot) noexcept;
 
  protected:
@@ -235,8 +238,8 @@ class Decoder {
   virtual bool feed_together(std::span<const PendingToken>) { return false; }
   // Draft steps of different slots with draft_rows() ids in all, of an engine with draft_rows() > 1: appends the ids of
   // each step and samples the tokens after them. The logits after an id depend neither on the number of ids, nor on
-  // later ones, nor on further steps, to the last bit. The tokens of a step may end with the first one that differs
-  // from the draft, or with an error.
+  // later ids, nor on other steps, bit for bit. The tokens of a step may end with the first token that differs from the
+  // draft, or with an error.
   virtual std::vector<std::vector<SlotSampled>> sample_drafts(std::span<const DraftStep>) { return {}; }
   // guess() after the pending token, of an engine that has_draft_head().
   virtual std::vector<int32_t> guess_after(int /*slot*/, int32_t /*pending*/, int64_t /*most*/) { return {}; }

@@ -38,7 +38,7 @@ class DeviceDecoder : public Decoder {
   std::vector<std::vector<SlotSampled>> sample_drafts(std::span<const DraftStep> steps) final;
   std::vector<SlotSampled> sample_tokens(std::span<const SlotSample> samples) final;
   SlotSampled sample_on_host(const SlotSample& sample);
-  HostLogits host_logits_;  // only of slots whose last logits were brought to the host
+  HostLogits host_logits_;  // only for slots whose last logits were copied to the host
 };
 
 }  // namespace ingot

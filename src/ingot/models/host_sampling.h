@@ -4,8 +4,8 @@
 
 namespace ingot {
 
-// Samples from a row of logits according to SampleOptions. `row` (V) is not changed. Nothing allowed is
-// Error{invalid_argument}; NaN is Error{numeric}.
+// Samples from a row of logits according to SampleOptions. `row` (V) is not changed. Error{invalid_argument} if no id
+// is allowed, Error{numeric} for NaN.
 int32_t sample_from(const Tensor& row, const SampleOptions& options, uint32_t step);
 // The earlier name, for one version.
 inline int32_t draw_from(const Tensor& row, const SampleOptions& options, uint32_t step) {
@@ -14,7 +14,7 @@ inline int32_t draw_from(const Tensor& row, const SampleOptions& options, uint32
 TokenLogprobs logprobs_of(const Tensor& row, int64_t vocab, int32_t sampled, int64_t top);
 // The log-probabilities from the output of logprobs() (kernels/sampling/logprobs.h).
 TokenLogprobs logprobs_of(std::span<const int32_t> top, std::span<const double> values);
-// The token and its logprobs by these functions; their errors are in the result.
+// Computes the token and its logprobs by these two functions. An error of theirs is in the result.
 SlotSampled sample_row(const Tensor& row, const SlotSample& sample);
 // The order for sample(): by id, and in the given order for equal ids.
 std::vector<LogitBias> in_order(std::span<const LogitBias> bias);

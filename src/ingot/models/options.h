@@ -22,11 +22,11 @@ struct DecoderOptions {
   int64_t layers = 0;      // run only the first layers; 0: all. Not every kind of model can
   int64_t batch = 512;     // the most tokens of a prompt per CPU pass
   int64_t slots = 1;       // sequences at a time, each with its own keys and values
-  bool fit_slots = false;  // zero slots or context are chosen, on a GPU by its memory: choose_slots()
+  bool fit_slots = false;  // a number of slots or a context of 0 is chosen, on a GPU by its memory: choose_slots()
   DeviceChoice device = DeviceChoice::automatic;
   bool megakernel = true;      // on a GPU, single tokens by the megakernel if it supports the model
   bool prompt_kernels = true;  // on a GPU, prompts by matrix kernels if these support the model
-  // On a GPU with room for the 8-bit head: ids whose logits are not read come from the int8 prefilter.
+  // On a GPU with room for the 8-bit head, tokens whose logits are not read are sampled by the int8 prefilter.
   bool int8_prefilter = true;
   double wait_limit = 2;  // seconds after which a wait for blocks or GPUs inside a kernel gives up
   int64_t gpus = 1;       // cuda:0 to cuda:(gpus - 1) share the model; more than one: all are required

@@ -47,16 +47,16 @@ struct ModelKind {
   // Whether a path holds such a model, judged by names and small files. open() checks that the model is complete.
   bool (*holds)(const std::string& path) = nullptr;
   OpenedModel (*open)(const std::string& path, const DecoderOptions& options) = nullptr;
-  // Its text and its chat format.
+  // Returns the model's tokenizer and its chat format.
   Vocabulary (*vocabulary)(const std::string& path, const VocabularyOptions& options) = nullptr;
-  // The longest context of the model; null: opening the model tells.
+  // The longest context of the model. Null: the context is known only after opening the model.
   int64_t (*context)(const std::string& path) = nullptr;
   // Writes an archive whose dense matrices have this form and whose experts keep theirs, for DecoderOptions::dense;
   // null: the forms of such models are fixed.
   int64_t (*convert)(const std::string& from, const std::string& to, WeightFormat dense) = nullptr;
   bool cuda = false;   // open() serves DeviceChoice::cuda
   bool gpus = false;   // and runs on several GPUs
-  bool chats = false;  // vocabularies have a chat format where their tokens allow a format
+  bool chats = false;  // vocabularies have a chat format if their tokens include those of a known format
 };
 
 void register_model(const ModelKind& kind);  // before any thread opens a model

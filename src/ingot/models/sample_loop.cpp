@@ -1,6 +1,6 @@
 // The loop of sample(): pending tokens are fed to the model, one token of each answer is sampled, and between two
-// tokens the stop ids, the context and cancellation are checked. An engine of several columns takes the answers side by
-// side, a token of each at a time; another engine takes them in turn.
+// tokens the stop ids, the context and cancellation are checked. An engine with several columns samples one token of
+// each answer at a time; an engine with one column samples one answer after another.
 #include <algorithm>
 #include <cmath>
 
@@ -19,7 +19,7 @@ struct Decoder::Answer {
 
   SlotSample next() const {
     const int64_t sampled = int64_t(result.tokens.size());
-    // A draft step follows another path than the single steps that may go on.
+    // No single step is started early after a draft step, because draft steps and single steps take different paths.
     const bool goes_on = !options.drafting && (options.goes_on || sampled + 1 < n);
     return {.slot = slot, .options = &options, .step = options.step + uint32_t(sampled), .goes_on = goes_on};
   }

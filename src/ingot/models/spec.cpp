@@ -68,11 +68,11 @@ const char* name_of(DecodePath path) {
 
 namespace {
 
-// A property unsupported by some path.
+// A property of a model that some paths do not support.
 struct Property {
   const char* name;
   bool present;
-  unsigned paths;  // paths with support, a bit each
+  unsigned paths;  // paths that support the property, one bit for each
 };
 constexpr unsigned bit(DecodePath path) { return 1u << unsigned(path); }
 

@@ -20,7 +20,7 @@ struct RopeTable {
   double theta = 10000;
   RopeScaling scaling;
   bool interleaved = false;  // pairs (2j, 2j + 1); else (j, j + dim / 2)
-  int64_t dim = 0;           // of a head's dimensions the first so many are rotated; 0: all
+  int64_t dim = 0;           // the number of a head's dimensions, from the first on, that are rotated; 0: all
   // The angle of each pair is divided by its number here, as GGUF files state the scaling of Llama 3. Empty: by none.
   std::vector<double> divisors;
 };
@@ -34,8 +34,9 @@ struct LayerSpec {
 struct NormSpec {
   double eps = 1e-5;
   bool unit_offset = false;  // multiplies by 1 + w
-  // With 16-bit activations: the normalised row is rounded before the product with w; else after. The CPU path rounds
-  // neither, the GPU paths round the product of row and w once.
+  // States when the reference with 16-bit activations rounds the normalised row: before the product with w, or after
+  // it. Ingot does not follow this field: the CPU path does not round, and the GPU paths round the product of row and w
+  // once.
   bool rounds_before_weight = false;
   bool post = false;  // the outputs of attention and MLP have norms before their addition
 };

@@ -49,7 +49,8 @@ class Converter {
     detail::read_range(reads_, w.data.data, w.data.bytes());
     if (w.scales) detail::read_range(reads_, w.scales.data, w.scales.bytes());
   }
-  // Releases whole pages: further data on these pages has been written, or is read again later.
+  // Releases whole pages. They may also hold data of other tensors: this data has been written already, or is read
+  // again from the file later.
   static void release(const void* begin, int64_t bytes) {
     constexpr uintptr_t kPage = 4096;
     const uintptr_t first = uintptr_t(begin) / kPage * kPage, last = uintptr_t(begin) + uintptr_t(bytes);
@@ -125,7 +126,7 @@ int64_t write_model_archive(const std::string& from, const std::string& to, cons
   require_replaceable(from, to);
   if (ArchiveFile::is_one(from)) return convert_archive(from, to, model, options);
   const detail::Checkpoint checkpoint(from);
-  // Address space for the whole checkpoint; only the piece in conversion takes memory.
+  // Reserves address space for the whole checkpoint. Only the piece that is being converted takes memory.
   Arena arena(lay_out(checkpoint, nullptr).bytes);
   detail::CheckpointLayout layout = lay_out(checkpoint, &arena);
   Plan plan{options.forms, {}};

@@ -53,12 +53,13 @@ int64_t write_random_archive(const ArchivedModel& model, const std::string& to, 
 ArchiveForms archive_forms(const std::string& path, const ArchivedModel& model);  // the forms of an archive
 
 struct ArchiveLoad {
-  int64_t layers = 0;       // the first so many
+  int64_t layers = 0;       // only the first `layers` layers; 0: all
   int64_t other_bytes = 0;  // memory the caller will want beside the weights, for the check before reading
-  bool passed_on = false;   // to a device: a mapped archive then needs no host memory
+  bool passed_on = false;   // the weights go to a device: a mapped archive then needs no host memory
 };
-// Maps the archive and reads it into memory once. An archive passed on to a device may be larger than memory; its pages
-// are then read on the way. If a second process shortens the archive afterwards, this process ends with SIGBUS.
+// Maps the archive and reads it into memory once. An archive that is passed on to a device may be larger than memory:
+// its pages are then read while the weights are copied to the device. If a second process shortens the archive
+// afterwards, this process ends with SIGBUS.
 DecoderWeights load_model_archive(const std::string& path, const ArchivedModel& model, const ArchiveLoad& load);
 DecoderWeights map_model_archive(const std::string& path, const ArchivedModel& model, int64_t layers);  // unread
 

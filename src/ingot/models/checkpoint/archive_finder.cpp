@@ -75,7 +75,7 @@ void Finder::refuse_others(int64_t layers, int64_t all_layers) const {
   std::set<const ArchiveEntry*> known(used.begin(), used.end());
   for (const ArchiveEntry& e : file.entries()) {
     if (known.count(&e) != 0 || e.name.rfind(kFiles, 0) == 0) continue;
-    if (const int64_t l = layer_of(e.name); l >= layers && l < all_layers) continue;  // was not asked for
+    if (const int64_t l = layer_of(e.name); l >= layers && l < all_layers) continue;  // a layer that was not requested
     fail(ErrorCode::bad_data, file.path(), ": found blob \"", e.name.substr(0, 200),
          "\", which a model with this config does not have");
   }

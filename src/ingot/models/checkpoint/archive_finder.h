@@ -17,7 +17,8 @@ struct Finder {
 
   void vector(const std::string& name, Tensor& t, const Shape& shape);
   void matrix(const std::string& name, WeightMatrix& w, int64_t experts, int64_t rows, int64_t cols, Role role);
-  // Throws where the archive has a part that neither a file nor a layer behind the first `layers` explains.
+  // Throws if the archive has a part that was not found, is not an attached file, and does not belong to a layer after
+  // the first `layers`.
   void refuse_others(int64_t layers, int64_t all_layers) const;
 
  private:

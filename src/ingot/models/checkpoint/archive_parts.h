@@ -11,13 +11,13 @@
 
 namespace ingot::model_archive {
 
-constexpr int64_t kPieceRows = 1024;        // rows of a step of a conversion; a multiple of a row tile's
+constexpr int64_t kPieceRows = 1024;        // rows that are converted at a time; a multiple of the rows of a row tile
 constexpr const char* kFiles = "files/";    // the prefix of attached files
-constexpr const char* kTiled = "granules";  // version 1 of the format calls the layout of weight tiles so
+constexpr const char* kTiled = "granules";  // the name of the layout of weight tiles in version 1 of the format
 
 enum class Role { plain, router, dense, expert };
 
-// Every part of a model once, in the order of the file: vector(name, tensor, shape) and
+// Visits every part of a model once, in the order of the file: vector(name, tensor, shape) and
 // matrix(name, matrix, experts or 0, rows, columns, role).
 template <class Visit>
 void visit_layer(DecoderLayer& l, const DecoderSpec& c, bool experts, const std::string& n, Visit& visit) {
@@ -52,7 +52,8 @@ template <class Visit> void visit_parts(DecoderWeights& w, const DecoderSpec& c,
 }
 
 std::vector<int64_t> sizes_of(const Shape& s);
-std::vector<int64_t> sizes_of(int64_t experts, int64_t rows, int64_t cols);  // of a bank, or with 0 experts a matrix
+std::vector<int64_t> sizes_of(int64_t experts, int64_t rows, int64_t cols);  // of a bank of matrices; 0 experts: of a
+                                                                             // single matrix
 int64_t weight_tiles_bytes(WeightFormat f, int64_t experts, int64_t rows, int64_t cols);
 
 // A part of an archive, and where its numbers come from.

@@ -1,4 +1,4 @@
-// From archive to archive.
+// Converts an archive into another archive.
 #include <algorithm>
 #include <span>
 
@@ -10,8 +10,8 @@ namespace ingot::model_archive {
 
 namespace {
 
-// Writes the parts of an archive from another archive. Parts whose form stays are copied, all others converted; the
-// checksums of both are verified on the way.
+// Writes the parts of an archive from another archive. Parts that keep their form are copied, all other parts are
+// converted. The checksums of all parts are verified.
 class Rewriter {
  public:
   Rewriter(const ArchiveFile& from, ArchiveWriter& writer, const ConvertOptions& options)

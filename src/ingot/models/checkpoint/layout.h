@@ -1,6 +1,6 @@
 #pragma once
-// Where the tensors of a checkpoint go: each kind of decoder derives its layout from LayoutBuilder and asks for every
-// tensor of the model once.
+// The places of a checkpoint's tensors in memory. Each kind of decoder derives its layout from LayoutBuilder and asks
+// for every tensor of the model once.
 #include <initializer_list>
 #include <set>
 #include <string>
@@ -28,7 +28,8 @@ class LayoutBuilder : public CheckpointLayout {
                                                                  "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K", "MXFP4"};
   LayoutBuilder(const Checkpoint& set, Arena* arena) : set_(set), arena_(arena) {}
 
-  // A tensor of this shape and one of these types. Null for a missing tensor, later reported by report_missing().
+  // Returns the tensor of this name, shape and one of these types. Returns null for a missing tensor, which
+  // report_missing() later reports.
   const StoredTensor* find(const std::string& name, const std::vector<int64_t>& shape,
                            std::initializer_list<const char*> dtypes);
   Tensor take(DType dtype, Shape shape);
@@ -38,7 +39,7 @@ class LayoutBuilder : public CheckpointLayout {
   static DType type_of(const StoredTensor* place) {
     return place != nullptr && place->dtype == "F32" ? DType::f32 : DType::bf16;
   }
-  // A common type for all: numbers stored in fewer than 32 bits become bf16.
+  // The common type in memory: f32 if any of the tensors is stored as f32, otherwise bf16.
   static DType type_of(const std::vector<const StoredTensor*>& places);
   static Into into(DType dtype) { return dtype == DType::f32 ? Into::f32 : Into::bf16; }
 

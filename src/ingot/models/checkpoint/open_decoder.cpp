@@ -18,7 +18,7 @@ DecoderPlacement place_decoder(const DecoderSpec& spec, const DecoderOptions& as
     fail(ErrorCode::usage, "--layers: found ", o.layers, ", expected at most ", spec.layers, ", the model's");
   if (o.context > spec.context)
     fail(ErrorCode::usage, "found ", o.context, " tokens, expected at most ", spec.context, ", the model's context");
-  // A prompt shorter than a batch needs no room for more.
+  // No prompt is longer than the context, so a batch need not be longer either.
   o.batch = std::min(o.batch, o.context > 0 ? o.context : spec.context);
   if (o.gpus > 1)
     if (const std::string reason = gpus_unsupported_reason(spec, o); !reason.empty())
@@ -94,7 +94,7 @@ OpenedModel open_decoder(const DecoderSpec& given, const WeightSource& source, c
   }
   m.end_ids.assign(spec.end_tokens.begin(), spec.end_tokens.end());
   m.weight_bytes = weights->bytes();
-  if (m.decoder->device().kind == Device::cpu) m.memory = memory;  // a GPU has its own
+  if (m.decoder->device().kind == Device::cpu) m.memory = memory;  // a GPU has its own copy of the weights
   return m;
 }
 

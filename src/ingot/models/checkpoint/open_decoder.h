@@ -20,7 +20,7 @@ struct DecoderPlacement {
 // `no_room`: gpu_unsupported_reason() of the weights' shapes, so a model too large is refused before reading.
 DecoderPlacement place_decoder(const DecoderSpec& spec, const DecoderOptions& asked,
                                const std::function<std::string(const DecoderOptions&)>& no_room);
-// Where the model runs, where a user might expect another place or another path.
+// Adds notes about where and how the model runs, if a user might expect a different device or faster kernels.
 void add_placement_notes(OpenedModel& m, const DecoderPlacement& p, const DecoderSpec& spec,
                          const std::string& rounding);
 // The draft head of the options, if there is one. `placement` of the model, with shapes of its weights: a head that the
@@ -29,9 +29,9 @@ std::optional<draft::DraftHead> load_head(const DecoderSpec& spec, const Decoder
                                           const DecoderPlacement& placement);
 void add_head_note(OpenedModel& m, const draft::DraftHead& head);
 
-// The ways to a model's weights. `layers`: the first so many.
+// The functions that describe or load a model's weights, of the first `layers` layers.
 struct WeightSource {
-  // From the headers alone, without memory: tells whether a device has room.
+  // The shapes of the weights, from the files' headers alone, to find out whether a device has room.
   std::function<DecoderWeights(int64_t layers)> shapes;
   // `other_bytes`: memory needed beside the weights. `passed_on`: to a device.
   std::function<DecoderWeights(int64_t layers, int64_t other_bytes, bool passed_on)> load;

@@ -41,7 +41,7 @@ class RandomParts {
     int64_t rows = 1;
     for (size_t i = 0; i + 1 < shape.size(); ++i) rows *= shape[i];
     const bool is_vector = part.entry.format == "f32";
-    // Experts lie in order, each from a weight tile's first row.
+    // The experts follow each other, and each expert begins at the first row of a row tile.
     const int64_t one = shape.size() == 3 ? shape[1] : rows;
     for (int64_t row = 0; row < rows;) {
       const int64_t n = std::min({kPieceRows, rows - row, one - row % one});
@@ -61,7 +61,7 @@ class RandomParts {
  private:
   Rng rng() const { return Rng(seed_, Purpose::init, part_); }
 
-  // Four uniform numbers added up and scaled to a variance of 1: a sixth of the time of an exact normal.
+  // The sum of four uniform numbers, scaled to a variance of 1, takes a sixth of the time of an exact normal number.
   static double nearly_normal(uint32_t a, uint32_t b) {
     const uint32_t sum = (a & 0xffff) + (a >> 16) + (b & 0xffff) + (b >> 16);
     return (double(sum) * 0x1p-16 - 2) * 1.7320508075688772;

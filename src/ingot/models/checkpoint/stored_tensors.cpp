@@ -78,7 +78,7 @@ template <class Bits> void refuse_not_finite(const StoredTensor& t, const void* 
        (numbers[i] & kMantissa) != 0 ? "NaN" : "infinity", " at number ", offset / int64_t(sizeof(Bits)) + i,
        ", expected finite numbers");
 }
-// All reading of numbers goes through here, in pieces: infinities and NaN are refused here.
+// All numbers are read by this function, piece by piece, which refuses infinities and NaN.
 void read_numbers(const StoredTensor& t, int64_t offset, void* to, int64_t bytes) {
   t.file->read_at(t.begin + offset, to, bytes);
   if (t.dtype == "BF16") refuse_not_finite<uint16_t>(t, to, offset, bytes);
@@ -123,16 +123,16 @@ void refuse_large_scales(const Read& r, const char* begin, const char* end) {
 
 // --- blocks of ggml
 
-// A block of 32 numbers lies 0 with 16, 1 with 17, ...: the first in the low halves.
+// In a block of 32 numbers of ggml, numbers i and i + 16 share byte i; number i is in its low half.
 int mx_code(const uint8_t* codes, int i) { return i < 16 ? codes[i] & 15 : codes[i - 16] >> 4; }
 
-// A row as floats, all finite, except for infinities and NaN in the file.
+// Converts a row to floats. The result is finite unless the file contains infinities or NaN.
 void to_floats(const std::string& dtype, const uint8_t* p, int64_t cols, float* out) {
   if (dtype != "MXFP4") return dequantize_gguf(dtype, p, cols, out);
   for (int64_t k = 0; k < cols; k += 32, p += 17)
     for (int i = 0; i < 32; ++i) out[k + i] = e2m1_value(mx_code(p + 1, i)) * e8m0_value(p[0]);
 }
-// The blocks of a checkpoint: 0 with 1, 2 with 3, ...
+// Converts ggml's blocks to the order of a checkpoint in MXFP4, where numbers 2 i and 2 i + 1 share byte i.
 void to_mx_blocks(const uint8_t* p, int64_t cols, uint8_t* out) {
   for (int64_t k = 0; k < cols; k += 32, p += 17)
     for (int i = 0; i < 32; i += 2) *out++ = uint8_t(mx_code(p + 1, i) | mx_code(p + 1, i + 1) << 4);
@@ -178,7 +178,7 @@ void decode_row(const Read& r, const uint8_t* from, int64_t row, std::vector<flo
   else
     std::transform(wide.begin(), wide.end(), reinterpret_cast<bf16*>(to), [](float x) { return bf16(x); });
 }
-// The file's row for row `row`.
+// The row of the file that becomes row `row` in memory.
 int64_t source_row(const Read& r, int64_t row) {
   if (r.paired_head == 0) return row;
   const int64_t in_head = row % r.paired_head, half = r.paired_head / 2;
@@ -195,7 +195,7 @@ void decode_rows(const Read& r, int64_t begin, int64_t end) {
   }
 }
 
-// Bytes a read writes.
+// The number of bytes that a read writes.
 int64_t written(const Read& r) {
   if (r.change == Change::decode) return (r.rows - 1) * r.stride + bytes_into(r);
   return r.change == Change::widen && r.from->dtype == "BF16" ? 2 * r.from->bytes : r.from->bytes;
@@ -203,7 +203,7 @@ int64_t written(const Read& r) {
 
 }  // namespace
 
-// Cut into pieces, so that a large tensor keeps all threads reading.
+// Each read is cut into pieces, so that all threads take part in reading a large tensor.
 void read_range(const std::vector<Read>& reads, const void* begin, int64_t bytes) {
   struct Task {
     const Read* read;

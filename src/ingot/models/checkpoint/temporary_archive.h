@@ -1,6 +1,7 @@
 #pragma once
 // The name of a new, empty file in the directory of temporary files, which is removed at the end of the object's life,
-// and by a signal that ends the process. An archive written there may be mapped and lives on until it is unmapped.
+// and by a signal that ends the process. An archive that was written to this file may be mapped; its contents remain
+// until they are unmapped.
 #include <string>
 
 #include "ingot/io/removed_on_signal.h"

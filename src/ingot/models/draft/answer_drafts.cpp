@@ -28,7 +28,7 @@ template <class Work> double time_with_pending(Decoder& decoder, int slot, const
 }
 // Seconds of a step of `rows` tokens; a step of one row is a draft step if `exact`.
 double time_step(Decoder& decoder, int slot, int64_t rows, bool exact) {
-  // Tokens that differ, because rows of equal tokens choose equal experts.
+  // The tokens of the measured draft differ, because rows of equal tokens would choose equal experts.
   std::vector<int32_t> draft;
   for (int64_t i = 1; i < rows; ++i) draft.push_back(int32_t((i * 7919 + 13) % decoder.vocab()));
   return time_with_pending(decoder, slot, [&](SampleOptions& o) {
@@ -65,7 +65,8 @@ StepCosts measure_step_costs(Decoder& decoder, int slot, int64_t most, bool exac
       const double seconds = std::max(1e-9, time_step(decoder, slot, k, exact));
       best = std::min(best, seconds), total += seconds;
     }
-    // More rows do not take less time; between two measured numbers of rows lies a line.
+    // More rows are taken to need at least as much time. The time is interpolated linearly between two measured numbers
+    // of rows.
     const double before = measured > 0 ? costs[size_t(measured - 1)] : best;
     best = std::max(best, before);
     for (int64_t i = measured + 1; i <= k; ++i)
@@ -102,7 +103,7 @@ void AnswerDrafts::choose(int64_t room, int64_t answers) {
   const int64_t most = std::min(room, policy_.most());
   draft_ = drafter_->draft(most);
   if (head_ && draft_.source == Source::lookup) {
-    // The head takes time for each guess, so that their number is chosen first.
+    // The head takes time for each guess, so the number of guesses is chosen before they are made.
     const int64_t guesses = policy_.choose(Source::head, most, answers);
     draft_ = {.source = Source::head};
     refused_ = most > 0 && guesses == 0;

@@ -15,9 +15,9 @@ struct Options {
   // Makes the drafter of an answer, from tokens that the answer is predicted to contain (often none). Empty: no drafts.
   std::function<std::unique_ptr<Drafter>(std::vector<int32_t> prediction)> make;
   int64_t most = 7;  // tokens of a draft
-  // Whether all steps of an answer take the engine's path of draft steps, also those without a draft. The tokens then
-  // depend on no draft, on any engine. Otherwise a step without a draft takes the engine's fastest path, which on a GPU
-  // rounds differently from a draft step.
+  // Whether all steps of an answer, even steps without a draft, take the engine's path of draft steps. On every engine
+  // the tokens then do not depend on the drafts. Otherwise a step without a draft takes the engine's fastest path,
+  // which on a GPU rounds differently from a draft step.
   bool exact = false;
   std::vector<double> step_costs;  // of 1, 2, ... rows; empty: measured before the first answer
 };
@@ -44,8 +44,8 @@ Guess guess_of_head(Decoder& decoder, int slot);  // empty where the engine has 
 
 class AnswerDrafts {
  public:
-  // With `head`, guesses of the head take the place of short matches of the drafter: after a long match, and in a
-  // prediction, the text is the better guess.
+  // With `head`, guesses of the head replace short matches of the drafter. After a long match, and within a prediction,
+  // the matched text is a better guess than the head's.
   AnswerDrafts(std::unique_ptr<Drafter> drafter, const DraftPolicy& policy, Guess head = {});
   void append(std::span<const int32_t> ids) { drafter_->append(ids); }  // of the prompt
   // Chooses the draft of the next step, of at most `room` tokens. `answers` answers share the step.

@@ -15,8 +15,9 @@ struct LookupOptions {
   int64_t long_match = 8;   // from this length on the match is a Source::long_lookup
 };
 
-// A predicted text, followed along the slot's tokens. The place in the prediction stays until a token differs; then the
-// place is found again by the longest suffix, of at least `least_match` tokens, that the prediction contains.
+// A predicted text, followed along the slot's tokens. The place in the prediction advances with each token until a
+// token differs. The place is then found again by the longest suffix of the slot's tokens, of at least `least_match`
+// tokens, that the prediction contains.
 class Prediction {
  public:
   Prediction(std::vector<int32_t> ids, int64_t least_match);

@@ -26,7 +26,7 @@ DraftPolicy::DraftPolicy(StepCosts costs, int64_t most)
   for (Record& r : records_) r.positions.resize(size_t(most_));
 }
 
-// The average of a position begins at that of the position before.
+// The average of a position begins at the average of the preceding position.
 double DraftPolicy::accepted_share(Source source, int64_t position) const {
   double share = kFirstGuess;
   for (int64_t i = 0; i < position; ++i) {

@@ -2,10 +2,10 @@
 // How many drafted tokens a step checks. A step of k rows costs T(k); with n drafts the step yields on average
 //   E(n) = 1 + a1 + a1 a2 + ... + a1 ... an     tokens,
 // where ai is the share of i-th drafts accepted among those whose predecessors were accepted. The policy takes the n
-// with the largest E(n) / T(n + 1), and none where no n is better than a step without drafts. Shares are averages that
-// forget old drafts. The policy reads no clock: T is a table, measured before the answer. Where m answers share a step,
-// each with n drafts, the step costs T(m (n + 1)). The time of the engine's draft head is added for each of its
-// guesses.
+// with the largest E(n) / T(n + 1), and none where no n is better than a step without drafts. Shares are averages in
+// which old drafts count less and less. The policy reads no clock: T is a table, measured before the answer. Where m
+// answers share a step, each with n drafts, the step costs T(m (n + 1)). The time of the engine's draft head is added
+// for each of its guesses.
 #include <array>
 #include <vector>
 
@@ -19,7 +19,7 @@ class StepCosts {
   explicit StepCosts(std::vector<double> of_rows, double of_guess = 0);  // positive numbers, at least one row
   int64_t most_rows() const { return int64_t(of_rows_.size()); }
   double operator()(int64_t rows) const { return of_rows_[size_t(rows - 1)]; }
-  // Of a step that checks drafts of `tokens` tokens of several answers, and of making the drafts.
+  // The cost of a step that checks drafts of `tokens` tokens of several answers, and of making these drafts.
   double of_drafts(Source source, int64_t tokens, int64_t answers = 1) const {
     return (*this)(answers * (tokens + 1)) + (source == Source::head ? double(answers * tokens) * of_guess_ : 0);
   }
@@ -36,8 +36,8 @@ class DraftPolicy {
   // How many tokens of a draft of `available` tokens the next step should check, which `answers` answers share. Called
   // once a step.
   int64_t choose(Source source, int64_t available, int64_t answers = 1);
-  // A step compared the first `compared` tokens of a draft with the sampled ones and accepted `accepted` of these: all,
-  // or all but the last.
+  // A step compared the first `compared` tokens of a draft with the sampled ones and accepted `accepted` of these: all
+  // of them, or all but the last.
   void learn(Source source, int64_t compared, int64_t accepted);
   // Whether the next choice of this source is already known to be no draft.
   bool refuses_next(Source source) const;

@@ -6,8 +6,9 @@
 
 namespace ingot::draft {
 namespace {
-// In a periodic text the path of links is as long as the text is periodic. Each new occurrence updates only so many
-// states next to the state of the whole text; the place of a shorter match may therefore be older.
+// In a periodic text the path of links is as long as the periodic part. Each new occurrence therefore updates only this
+// number of states, counted from the state of the whole text. The place of a shorter match may then be older than the
+// latest one.
 constexpr int kUpdatedStates = 64;
 constexpr size_t kSmallTable = 64;
 }  // namespace
@@ -68,7 +69,7 @@ void SuffixAutomaton::append(int32_t id) {
     const int32_t next = edges_[size_t(e)].target, length = states_[size_t(s)].length + 1;
     int32_t link = next;
     if (states_[size_t(next)].length != length) {
-      // Only the shorter substrings of the class end here too: the class divides into two.
+      // Only the shorter substrings of the class also end here, so the class is divided into two.
       link = clone(next, length);
       states_[size_t(next)].link = link;
       for (; s >= 0 && (e = find(s, id)) >= 0 && edges_[size_t(e)].target == next; s = states_[size_t(s)].link)

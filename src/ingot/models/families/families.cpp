@@ -14,7 +14,7 @@ void read_llama(ConfigReader& c, DecoderSpec& s) {
 }
 void read_llama_gguf(GgufReader& f, DecoderSpec&) { f.must_be("expert_count", 0); }
 
-// 0 for null. A file without the key has the classes' default.
+// Returns 0 for null. A file without the key means the default of transformers' class.
 int64_t read_window(ConfigReader& c) { return c.integer("sliding_window", c.has_key("sliding_window") ? 0 : 4096); }
 
 // --- Mistral: a window in all layers if the file has a window

@@ -45,7 +45,7 @@ DecoderSpec spec_of_config(ConfigReader& c, const Family& family) {
   s.head_dim = c.integer("head_dim", family.default_head_dim > 0 ? family.default_head_dim : s.hidden / s.heads);
   if (s.head_dim < 1 || s.head_dim > 4096)
     fail(ErrorCode::bad_data, c.where(), ": head_dim: found ", s.head_dim, ", expected 1 to 4096");
-  s.intermediate = c.integer("intermediate_size", 0);  // of a mixture of experts of no use
+  s.intermediate = c.integer("intermediate_size", 0);  // a mixture of experts does not use this key
   s.context = c.required_integer("max_position_embeddings", 1, 1 << 26);
   s.norm.eps = c.number("rms_norm_eps", 1e-6);
   s.norm.rounds_before_weight = true;

@@ -70,8 +70,8 @@ void GgufReader::refuse_unknown() const {
   }
 }
 
-// Files state a scaling by its parameters, except that of llama3: for that one a tensor of the file holds the divisors
-// of the frequencies.
+// Files state a scaling by its parameters. Only for the scaling llama3 a tensor of the file holds the divisors of the
+// frequencies.
 RopeTable GgufReader::read_rope(int64_t head_dim) const {
   RopeTable table{.theta = find_number("rope.freq_base").value_or(10000)};
   must_be("rope.dimension_count", double(head_dim));

@@ -14,7 +14,7 @@ class GgufReader {
   const GgufFile& file() const { return file_; }
   const std::string& architecture() const { return architecture_; }
 
-  // Of the key with the architecture in front. Error{bad_data} where there is none.
+  // The value of the key that consists of the architecture and `name`. Error{bad_data} if there is no such key.
   int64_t integer(const char* name) const;
   double number(const char* name) const;
   std::optional<int64_t> find_integer(const char* name) const { return file_.integer(key(name)); }

@@ -100,9 +100,9 @@ void find_chat_format(const std::string& model, const VocabularyOptions& o, Voca
   if (v.no_chat.empty()) {
     try {
       v.chat = make_chat_format(name, v.tokenizer, where, default_system);
-    } catch (const Error& e) {  // without a conversation the model still continues texts
+    } catch (const Error& e) {  // a model without a chat format can still continue texts
       if (o.chat || !o.chat_format.empty()) throw;
-      v.no_chat = e.what();  // without the file's name, which the caller's message has
+      v.no_chat = e.what();  // without the file's name, because the caller's message contains this name
       if (v.no_chat.starts_with(where + ": ")) v.no_chat.erase(0, where.size() + 2);
     }
   }
@@ -114,8 +114,8 @@ Vocabulary vocabulary(const std::string& model, const VocabularyOptions& o) {
   Vocabulary v;
   v.tokenizer = o.tokenizer.empty() ? tokenizer_of(model) : load_tokenizer(o.tokenizer);
   v.bpe = dynamic_cast<const ByteBpe*>(v.tokenizer.get());
-  // Control tokens may lie above the model's vocabulary, as Gemma's image token in models of text: no text and no
-  // sample becomes such a token.
+  // A control token may have an id beyond the model's vocabulary, like Gemma's image token in text-only models. Such a
+  // token never occurs: no text is encoded to it, and it is never sampled.
   const auto specials = v.tokenizer->specials();
   const int64_t above =
       std::count_if(specials.begin(), specials.end(), [&](const auto& s) { return s.id >= spec.vocab; });

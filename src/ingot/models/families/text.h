@@ -5,8 +5,8 @@
 
 namespace ingot {
 
-// Of a directory, a GGUF file or an archive: the chat template, or empty where there is none. Of several named ones the
-// default.
+// The chat template of a directory, a GGUF file or an archive; empty if there is none. If there are several named
+// templates, the default one.
 std::string chat_template_of(const std::string& path);
 // The first token of every sequence, or -1. For a directory (its tokenizer_in()), a tokenizer.json, a SentencePiece
 // .model or a GGUF file.

@@ -25,7 +25,7 @@ class FamilyLayout : public LayoutBuilder {
     weights.norm = decoded_vector({gguf_ ? "output_norm.weight" : "model.norm.weight"}, {c_.hidden});
     const std::string head = gguf_ ? "output.weight" : "lm_head.weight";
     weights.head = c_.tied_embeddings ? weights.embed : decoded_rows({head}, {c_.vocab}, c_.hidden);
-    // Part of the spec; the same numbers as the embedding; and the parameters of the rotation.
+    // These tensors are not read. They repeat part of the spec, the embedding, or the parameters of the rotation.
     used_.insert("rope_freqs.weight");
     if (c_.tied_embeddings) used_.insert(head), refuse_another_head(head);
     for (int64_t l = 0; l < c_.layers; ++l)

@@ -86,8 +86,9 @@ struct Buffers {
 
 // Operations on each token alone run over blocks of this many tokens: the output of an op is still in the cache for the
 // next op (a golf step takes about 6 % less CPU time on Zen 3), and scratch memory holds a single block. Weights are
-// packed once per block, too slow only for products by bf16 tiles; with these all tokens form a single block. On a GPU
-// too, because every block would launch every op again. With adapters the blocks are documents.
+// packed once per block, which is too slow only for products by bf16 tiles; with such products all tokens form a single
+// block. On a GPU all tokens also form a single block, because every block would launch every op again. With adapters
+// each document is a block.
 inline int64_t most_block_rows(int64_t capacity, const GptOptions& options) {
   constexpr int64_t kRows = 1024;
   const bool tiles = options.products == Products::bf16 && cpu_level() >= CpuLevel::avx512_amx;

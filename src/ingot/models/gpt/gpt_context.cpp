@@ -52,7 +52,7 @@ void Gpt::Impl::cut_last_call(detail::CallContext& call, const TokenBatch& batch
   call.scored_positions = there.slice(0, 0, N), call.scored_cu_seqlens = there.slice(0, N, all);
 }
 
-// Adds to the call what a call after cached sequences needs.
+// Sets the fields that a call after cached sequences needs.
 void Gpt::Impl::continue_sequences(detail::CallContext& call, const CachedSegments* cached) {
   if (cached == nullptr) return;
   call.cached = cached;

@@ -10,7 +10,7 @@ namespace ingot {
 struct GptOssComponents {
   std::optional<WeightFormat> qkv, o, head, router, gate_up, down;
 };
-// Converts the components to the given formats, with the same numbers as an archive of these formats has. Unconverted
+// Converts the components to the given formats; the numbers are the same as in an archive of these formats. Unconverted
 // matrices are views into `w`, which must outlive the result.
 GptOssWeights with_components(const GptOssWeights& w, const GptOssComponents& forms);
 

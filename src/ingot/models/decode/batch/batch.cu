@@ -67,7 +67,7 @@ __global__ void __launch_bounds__(kThreads)
   state.position += int32_t(__ldcg(&s.input->appended[j]));
 }
 
-// Shared by the blocks that take the further parts of long rows.
+// The most blocks that compute the second and later parts of the rows; these blocks share the parts.
 constexpr int64_t kMostFurtherBlocks = 256;
 
 template <class F>
@@ -84,7 +84,7 @@ void attend_rows(const BatchedSequences& s, const decode_attention::Params& p, i
 }
 template <int kDim>
 void attend_rows(const BatchedSequences& s, const decode_attention::Params& p, int64_t T, int device, Stream stream) {
-  // Keys of a short window are one group for each warp. Not every older GPU has shared memory for two groups.
+  // With a short window each warp has one group of keys. Some older GPUs lack the shared memory for two groups.
   const bool short_window = p.window > 0 && p.window <= row_attention::kGroup * row_attention::Form<kDim, 1>::kWarps;
   if (short_window || !gpu::device_limits({Device::cuda, device}).hopper)
     return attend_rows<row_attention::Form<kDim, 1>>(s, p, T, device, stream);

@@ -1,8 +1,8 @@
 #pragma once
 // Attention of the rows of a step, each with the keys of its own slot. A block takes a part of a row's keys of one key
 // head, for up to eight queries, and each of its warps takes every kWarps-th group of 16 of these keys. Only the row's
-// own key depends on the kernels ahead, so a block requests its first groups of old keys before these kernels end. The
-// number of parts follows from the number of the row's keys alone, so the bits of a row depend on no other row.
+// own key depends on the preceding kernels, so a block requests its first groups of old keys before these kernels end.
+// The number of parts follows from the number of the row's keys alone, so the bits of a row depend on no other row.
 #include "ingot/gpu/ptx/cp_async.cuh"
 #include "ingot/gpu/ptx/grid.cuh"
 #include "ingot/gpu/tile/shared.cuh"
@@ -17,7 +17,7 @@ INGOT_HD constexpr uint32_t query_tiles(const decode_attention::Params& p) {
   return (p.group + kQueries - 1) / kQueries;
 }
 
-// kStages: groups of keys of a warp that are in shared memory or on their way.
+// kStages: the number of a warp's groups of keys that are in shared memory or being copied there.
 template <int kRowDim, int kGroupsOfWarp> struct Form {
   static constexpr int kDim = kRowDim, kStages = kGroupsOfWarp, kWarps = kDim == 64 ? 8 : 4, kThreads = 32 * kWarps;
   static constexpr int kVectorsOfWarp = (int(kQueries) + 2 + kWarps - 1) / kWarps;  // of queries, a key and a value
@@ -136,7 +136,8 @@ template <class F> class Part {
     cached_ = size_t(head) * p.rows * F::kDim;
   }
 
-  // Everything that does not depend on the kernels ahead: the warps' first groups of keys, the angles, the sinks.
+  // Requests everything that does not depend on the preceding kernels: the warps' first groups of keys, the angles and
+  // the sinks.
   __device__ __forceinline__ void prepare() {
 #pragma unroll 1
     for (uint32_t i = 0; i < F::kStages; ++i) request(i, i);
@@ -350,7 +351,7 @@ __global__ void __launch_bounds__(F::kThreads, F::kDim == 128    ? 2
       m.parts[row] = uint8_t(RowKeys(p, uint32_t(__ldcg(&in_slot(s.state, s, slot_of(s, row))->position))).parts);
     __syncthreads();
   }
-  const uint32_t each = pairs * (further ? p.parts - 1 : 1);  // parts of a row that such blocks take
+  const uint32_t each = pairs * (further ? p.parts - 1 : 1);  // parts of a row that blocks of this kind take
   const uint32_t step = further ? gridDim.x - first_parts : first_parts;
 #pragma unroll 1
   for (uint32_t i = further ? blockIdx.x - first_parts : blockIdx.x; i < count * each; i += step) {

@@ -28,8 +28,8 @@ constexpr int kFewRows = 32, kMostRows = 64;  // of x
 constexpr uint32_t kTeam = 3;                 // row tiles that a block multiplies at a time
 constexpr uint32_t kSpan = 3;                 // weight tiles of a row tile in a stage
 constexpr int64_t kMostShare = 16;            // row tiles of a block
-// Larger products of more than kFewRows rows stay with grouped_linear(): there a block would have several rounds of row
-// tiles, or K many weight tiles, which has not been measured.
+// The limits for more than kFewRows rows. Larger products are left to grouped_linear(): a block would have several
+// rounds of row tiles, or many weight tiles along K, and these cases have not been measured.
 constexpr int64_t kMostShareOfManyRows = kTeam, kMostTilesOfManyRows = 64;
 constexpr int kThreads = 32 * (int(kTeam) + 1);
 
@@ -40,8 +40,8 @@ struct Params : grouped::Product {
 template <WeightFormat F, int kRows> struct Memory {
   static constexpr uint32_t kWeightTile = weight_tiles::Form<F>::kBytes, kBand = kSpan * kWeightTile,
                             kPanel = kRows * 128, kStage = kTeam * kBand + kSpan * kPanel;
-  // With few rows of x, few enough stages that shared memory also has room for a block of the next kernel (attention or
-  // the router), which then starts before this block ends.
+  // With few rows of x, the number of stages leaves enough shared memory for a block of the next kernel (attention or
+  // the router), which can then start before this block ends.
   static constexpr uint32_t kStages = std::min((kRows <= kFewRows ? 150u : 200u) * 1024 / kStage, 12u);
   alignas(1024) char x[kStages][kSpan * kPanel];
   alignas(128) char w[kStages][kTeam * kBand];
@@ -52,7 +52,7 @@ template <WeightFormat F, int kRows> struct Memory {
 // The row tiles that a block multiplies, and its part of K.
 struct Share {
   uint32_t part, row_tile, count;      // `count` row tiles from `row_tile` on
-  uint32_t stages;                     // that three row tiles take
+  uint32_t stages;                     // stages for three row tiles
   uint32_t weight_tile, weight_tiles;  // of a row tile: the first one in the part of K, and their number
   __device__ __forceinline__ explicit Share(const Params& p) {
     part = blockIdx.x / p.blocks_of_part;
@@ -99,7 +99,7 @@ __device__ __forceinline__ void request_x(const Params& p, const Share& s, const
 template <class M> __device__ void produce(const Params& p, const Share& s, M& m) {
   typename M::Cursor at, of_x;
   Step step, early;
-  // No kernel writes the weights, which are requested before the kernel ahead ends.
+  // No kernel writes the weights, so they are requested before the preceding kernel ends.
   for (uint32_t i = 0; i < M::kStages && step.exists(s); ++i, step.advance(s), at.advance())
     request_weights(p, s, step, at, m);
   ptx::wait_for_earlier_kernels();
@@ -199,7 +199,7 @@ template <WeightFormat F, int kRows> void launch(const GroupedLinear& a, Stream 
        .n = uint32_t(a.n),
        .tile_rows = 0,
        .parts = uint32_t(a.parts),
-       // As grouped_linear() divides K.
+       // K is divided as in grouped_linear().
        .part_tiles = uint32_t(a.parts > 1 ? ((weight_tiles + a.parts - 1) / a.parts + 2) / 3 * 3 : weight_tiles),
        .add = a.add,
        .limit = 0,

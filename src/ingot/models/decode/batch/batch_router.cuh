@@ -5,8 +5,8 @@
 // sums and choices through their shared memories. In a step of at most 16 rows the cluster also finds the place of each
 // choice and copies the rows there; otherwise place_and_gather_kernel() does.
 //
-// Every number is computed by the same operations in the same order as by norm_kernel() and route_kernel(), so the bits
-// are theirs.
+// Every number is computed by the same operations in the same order as in norm_kernel() and route_kernel(), so the
+// results have the same bits.
 #include "ingot/gpu/tile/cluster.cuh"
 #include "ingot/models/decode/prompt/expert_rows.cuh"
 #include "ingot/models/decode/prompt/prompt_norm.cuh"
@@ -165,7 +165,8 @@ __device__ __forceinline__ void choose_row(const Route& p, int64_t t, uint32_t r
   __syncwarp();
 }
 
-// The number of choices below `end` of lower experts than e, and of e before choice s. Called by a warp.
+// Among the choices before choice `end`, counts those of an expert below e, and those of expert e before choice s.
+// Called by a warp.
 __device__ __forceinline__ uint32_t chosen_before(const RouteRowsMemory& m, uint32_t end, uint32_t e, uint32_t s) {
   uint32_t before = 0;
   for (uint32_t i = threadIdx.x % 32; i < end; i += 32) {
@@ -174,7 +175,7 @@ __device__ __forceinline__ uint32_t chosen_before(const RouteRowsMemory& m, uint
   }
   return __reduce_add_sync(~0u, before);
 }
-// As place_and_gather_kernel(), by one cluster. S choices belong to sequences.
+// Does the work of place_and_gather_kernel() in one cluster. The first S choices belong to sequences.
 __device__ __forceinline__ void place_and_gather(const RouteRows& p, uint32_t S, RouteRowsMemory& m) {
   constexpr uint32_t kBlockWarps = kRouteRowsThreads / 32;
   const uint32_t rank = ptx::cluster_rank(), lane = threadIdx.x % 32, warp = threadIdx.x / 32, k = p.places.k;
@@ -209,7 +210,7 @@ __global__ void __launch_bounds__(kRouteRowsThreads, 1) route_rows_kernel(const 
   // Warps take the pairs of a part and a row tile.
   const uint32_t pairs = kPartsOfBlock * ((p.route.E + kRouted - 1) / kRouted);
   const uint32_t first_part = rank * kPartsOfBlock;
-  // No kernel writes the weights, which are requested before the kernel ahead ends.
+  // No kernel writes the weights, so they are requested before the preceding kernel ends.
   RouterWords words = {};
   if (warp < pairs) load_router(p.route, first_part + warp % kPartsOfBlock, warp / kPartsOfBlock, words);
   for (uint32_t c = threadIdx.x; c < p.norm.C; c += kRouteRowsThreads) m.norm_weight[c] = __ldg(p.norm.weight + c);

@@ -10,7 +10,8 @@ namespace {
 int64_t ring_rows_of(const DecoderSpec& c, int64_t capacity, int64_t batch) {
   return std::min(capacity, c.longest_window() - 1 + batch);
 }
-// Tokens kept by a snapshot beside the window: the next turn of a conversation may replace the last few tokens.
+// The number of tokens that a snapshot keeps in addition to the window, because the next turn of a conversation may
+// replace the last few tokens.
 constexpr int64_t kStepsBack = 8;
 
 }  // namespace

@@ -99,7 +99,7 @@ struct CpuModel::Impl {
   // A batch: tokens `begin` to `begin + T` of the sequence.
   struct Batch {
     int64_t begin, T;
-    bool row_by_row;  // attention of one query at a time
+    bool row_by_row;  // attention is computed for one query at a time
     Tensor x, normed, branch, qkv, mixed, router, chosen, weight, gate_up, hidden, positions;
     Tensor q, k, v;  // (T, heads, D) views of qkv
   };
@@ -233,7 +233,7 @@ struct CpuModel::Impl {
             {});
   }
 
-  // Computes a layer, whose first norm is already in `normed`.
+  // Computes a layer. `normed` already holds the output of its first norm.
   void run_layer(const Batch& b, int64_t layer, KeyValueCache& cache) {
     const DecoderLayer& l = w.layers[size_t(layer)];
     stored_linear({.x = b.normed, .w = l.qkv, .b = l.b_qkv, .y = b.qkv}, {});

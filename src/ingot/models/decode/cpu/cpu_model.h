@@ -35,9 +35,8 @@ class CpuModel {
   // Appends tokens to the cache. Returns (T, C): the last norm's output, the input of logits(); valid until the next
   // call. `kept`, where given, receives hidden states on the way.
   Tensor extend(std::span<const int32_t> ids, KeyValueCache& cache, const Boundaries* kept = nullptr);
-  // The same for up to kStepRows tokens, each row to the last bit that of extend() with its token alone. Matrix
-  // products of so few rows add in an order that does not depend on the number of rows; attention is computed row by
-  // row.
+  // The same for up to kStepRows tokens. Each row has the same bits as extend() of its token alone: matrix products of
+  // so few rows add in an order that does not depend on the number of rows, and attention is computed row by row.
   static constexpr int64_t kStepRows = 8;
   Tensor extend_rows(std::span<const int32_t> ids, KeyValueCache& cache, const Boundaries* kept = nullptr);
   void logits(const Tensor& normed, const Tensor& logits);  // (N, C), (N, V)

@@ -86,7 +86,7 @@ class CpuDecoder final : public HostDecoder {
     const Tensor normed = model_.extend(ids, slots_[size_t(slot)].cache, kept_states());
     if (head_) {
       head_->append(ids, head_caches_[size_t(slot)]);
-      // The rows are computed at once, because the first guess would otherwise wait for them.
+      // The rows are computed now; otherwise the first guess would have to wait for them.
       head_->compute_rows(head_caches_[size_t(slot)]);
     }
     give_logits(normed, begin, rows, take);

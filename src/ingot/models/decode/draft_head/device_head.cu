@@ -20,7 +20,7 @@ namespace ingot::decode {
 
 namespace {
 
-// The rows that a product takes at once. The numbers of a row do not depend on them.
+// The number of rows that a product computes at once. The result of a row does not depend on this number.
 int64_t rows_of_product(const draft::HeadConfig& c) {
   return std::min<int64_t>(kHeadRows, max_product_rows(std::max(c.features(), 2 * c.hidden)));
 }
@@ -211,7 +211,7 @@ struct DeviceHead::Impl {
     HeadInputs in = inputs(tokens);
     in.features = features(slot, begin);
     head_inputs(in, stream);
-    // The queries are not needed, so the product begins with the rows of the keys where these begin a row tile.
+    // The queries are not needed, so the product begins at the matrix rows of the keys if these begin a row tile.
     Matrix w = m.qkv;
     float* y = m.qkv_rows;
     if (const int64_t q = c.q_width(); q % kWeightTileRows == 0) {
@@ -389,8 +389,8 @@ std::vector<int32_t> DeviceHead::draft(int slot, int32_t next, int64_t count) {
               kMostGuesses, " guesses, and room for them");
   compute_rows(slot);
   for (int64_t i = 0; i < count; ++i) h.guess(slot, n - 1 + i, next, i);
-  // The row of the last token is computed again with the next tokens, as its kernels round differently here: guesses
-  // then follow from the tokens alone, not from earlier guesses.
+  // The row of the last token is computed again together with the next tokens, because the kernels used here round
+  // differently. Guesses then depend on the tokens alone, not on earlier guesses.
   auto* const guesses = static_cast<State*>(h.host.at(0, DType::u8, {kMostGuesses * int64_t(sizeof(State))}).data);
   gpu::copy_rows({.to = guesses, .from = h.m.guesses, .row_bytes = count * int64_t(sizeof(State)), .device = h.device},
                  h.stream);

@@ -39,12 +39,12 @@ class DeviceHead {
   void place(std::span<const Part> parts);
   // Counts tokens whose features have been placed behind the slot's tokens.
   void append(int slot, std::span<const int32_t> ids);
-  // Computes the keys and values of all tokens but the last, so that draft() finds few to compute.
+  // Computes the keys and values of all tokens but the last, so that few remain for draft().
   void compute_rows(int slot);
   void truncate(int slot, int64_t length);
   void copy(int from, int to, int64_t length);  // the first tokens of another slot
-  // The likeliest tokens one after another, where `next` follows the slot's tokens; `count` of them, at most
-  // kMostGuesses, with length() + count at most the context. Waits for the GPU. The slot's tokens stay.
+  // Guesses `count` tokens one after another, each the likeliest, after the slot's tokens and `next`. `count` is at
+  // most kMostGuesses, and length() + count at most the context. Waits for the GPU. The slot's tokens do not change.
   static constexpr int64_t kMostGuesses = 15;
   std::vector<int32_t> draft(int slot, int32_t next, int64_t count);
   std::vector<float> last_logits() const;  // (ids of the head): of the last guess. Waits for the GPU

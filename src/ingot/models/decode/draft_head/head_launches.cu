@@ -79,7 +79,7 @@ __global__ void __launch_bounds__(kThreads) head_inputs_kernel(const __grid_cons
   char* const vector = p.vectors + int64_t(t) * weight_tiles::vector_bytes(2 * p.C);
   int32_t token = p.token[t];
   if (p.before != nullptr) {
-    // Logits that are not numbers have no largest one.
+    // If the logits are NaN there is no largest one, and the token may be no valid id.
     token = min(max(__ldcg(&p.before->tokens[0]), 0), int32_t(p.draft_vocab) - 1);
     if (p.ids != nullptr) token = p.ids[token];
   }

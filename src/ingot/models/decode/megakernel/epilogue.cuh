@@ -95,7 +95,8 @@ __device__ __forceinline__ void load_chosen_bias(const TokenContext<V>& block, c
 template <TokenVariant V> __device__ __forceinline__ sampling::Best& best(const TokenContext<V>& block) {
   return reinterpret_cast<sampling::Best*>(block.head_memory())[thread<V>(Stage::head)];
 }
-// For tests: the last block withholds its queries, keys and values, and no grid barrier informs the other blocks.
+// For tests of a missing block: the last block withholds its queries, keys and values. The other blocks wait for these
+// words themselves, and no grid barrier.
 template <TokenVariant V> __device__ __forceinline__ bool keeps_qkv_back(const TokenContext<V>& block, uint32_t i) {
   return block.m.token.grid.missing == kGridBarriersPerLayer * i + uint32_t(Stage::qkv) && blockIdx.x == gridDim.x - 1;
 }

@@ -21,7 +21,7 @@ template <TokenVariant V> __device__ __forceinline__ void announce(const TokenCo
   __syncwarp();
   if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(&block.m.logits_ready);
 }
-// Runs in the copying warp at the beginning of layer i, except the first layer, whose arguments are there.
+// Runs in the copying warp at the beginning of layer i, except for the first layer, whose arguments are loaded before.
 template <TokenVariant V> __device__ __forceinline__ void wait(const TokenContext<V>& block, uint32_t i) {
   megakernel::wait_for_slot(&block.m.logits_ready, (i - 1) % 2);
   ptx::barrier_arrive(kBegunBarrier, kTokenThreads + 32);
@@ -64,9 +64,9 @@ __device__ __forceinline__ WorkRange work_range(const TokenContext<V>& block, St
 }
 
 // Brings the first weights of the next layer's qkv, or of the head, into the L2 cache. Called in a mixture of a family
-// before the copying warp waits for the router, while the memory has nothing else to read. Requests all at once would
-// delay the words of attention and output, so each is followed by a pause of about its time; all pauses together are
-// shorter than the wait.
+// before the copying warp waits for the router, while the memory has nothing else to read. If all requests were made at
+// once, they would delay the words of attention and output. Therefore a pause of about the duration of a request
+// follows each request; all pauses together are shorter than the wait for the router.
 template <TokenVariant V>
 __device__ __forceinline__ void prefetch_next_layer(const TokenContext<V>& block, uint32_t i) {
   constexpr uint32_t kRequests = 7, kRequestBytes = 12288, kPauseNs = 300;
@@ -171,7 +171,8 @@ template <TokenVariant V> __device__ __forceinline__ void copy_token(const Token
     if (ends_layer(stage) && ++i < t.count) stage = Stage(int(Stage::qkv) - 1);
   }
 }
-// The loop of the same warp where the multiplying warps copy their own weights: it only chooses the experts.
+// The loop of this warp in the form where the multiplying warps copy their own weights: the warp only chooses the
+// experts.
 template <TokenVariant V> __device__ __forceinline__ void choose_experts(const TokenContext<V>& block) {
 #pragma unroll 1
   for (uint32_t i = 0; i < block.m.token.count; ++i) router::choose(block, block.layer(i).router, i % 2);

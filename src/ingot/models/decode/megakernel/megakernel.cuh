@@ -175,7 +175,7 @@ __global__ void __launch_bounds__(kTokenThreads + 32, 1)
   const TokenContext<kVariant> block(tile::dynamic_shared<char>(), p.prefiltered_head());
   run_token(block, p.token);
 }
-// Of the families. AnyToken is DenseToken or MixtureToken.
+// The kernel of the families. AnyToken is DenseToken or MixtureToken.
 template <WeightFormat kFormat, class AnyToken, uint32_t kHeadDim, bool kTraced, bool kPrefiltered>
 __global__ void __launch_bounds__(kTokenThreads + 32, 1)
     family_token_kernel(const __grid_constant__ TokenArguments<AnyToken, kPrefiltered> p) {

@@ -19,7 +19,8 @@ template <TokenVariant V> struct PrefetchedChunk {
   __device__ __forceinline__ uint32_t row_tile() const { return bits / 16 % 16; }
   __device__ __forceinline__ uint32_t first() const { return bits / 256; }
 };
-// The remaining variants have fewer dense weights than the ring has room for, or no registers left.
+// The variants that prefetch a chunk. In the other variants the dense weights fit into the ring anyway, or no registers
+// are left.
 template <TokenVariant V>
 constexpr bool kPrefetchesChunk =
     V.dense == WeightFormat::bf16 && !V.warp_rings && (V.family || (V.experts == WeightFormat::mxfp4 && !V.ranks));

@@ -1,7 +1,7 @@
 #pragma once
 // The router of a layer. Each block multiplies its rows of the residual stream by the router's weights and adds the
-// products to the logits of all blocks. Then the copying warp of each block chooses the experts, and so knows first
-// whose weights to copy.
+// products to the logits of all blocks. Then the copying warp of each block chooses the experts, so that it can begin
+// to copy their weights at once.
 #include "ingot/models/decode/megakernel/activation_vectors.cuh"
 #include "ingot/models/decode/phased/choose.cuh"
 
@@ -86,7 +86,7 @@ __device__ __forceinline__ void add_logits(const TokenContext<V>& block, const L
 }
 // Runs in the multiplying warps after the output's grid barrier: turns the output's sums into the activation vector of
 // gate and up, and copies the logits to shared memory for the copying warp. The last warps read the logits, because
-// these warps write the least of the vector.
+// their parts of the vector are the smallest.
 template <TokenVariant V> __device__ __forceinline__ void route(const TokenContext<V>& block, const LayerStages& l) {
   const Router& p = l.router;
   const ChoiceMemory m = block.choice();

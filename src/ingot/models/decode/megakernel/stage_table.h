@@ -26,8 +26,8 @@ constexpr StageTraits kStageTable[] = {
 constexpr uint32_t kStageCount = sizeof(kStageTable) / sizeof(kStageTable[0]);
 static_assert(uint32_t(Stage::head) + 1 == kStageCount, "the table has a row for each stage");
 
-// Whether a stage has a property, as comparisons with the stages that have the property. The stage is known only at run
-// time, and a table in memory would be read again for each use.
+// Whether a stage has a property. The compiler turns this function into comparisons with the stages that have the
+// property, because the stage is known only at run time, and a table in memory would be read again at each use.
 // The remaining comparisons with attention, output, and gate and up in the kernels are deliberate: nvcc 13.0 compiles a
 // property in their place to other machine code, with 128 registers and a spill in place of 120 registers.
 template <bool StageTraits::*kTrait, uint32_t kFirst = 0> INGOT_HD constexpr bool has(Stage stage) {

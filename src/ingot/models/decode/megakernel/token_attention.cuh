@@ -34,7 +34,7 @@ __device__ __forceinline__ split_kv_attention::CachedKeys<TokenContext<V>::kHead
   const size_t head = size_t(u.head) * p.rows * kDim;
   return {&p.keys[head].bits, &p.values[head].bits, key % p.rows, p.rows};
 }
-// Brings the keys of a chunk into the L2 cache: each lane those of a key or its values.
+// Brings the keys and values of a chunk into the L2 cache: each lane prefetches one key or one value.
 template <TokenVariant V>
 __device__ __forceinline__ void prefetch_cached_keys(const decode_attention::Params& p,
                                                      const split_kv_attention::Unit& u, uint32_t index) {

@@ -23,7 +23,7 @@
 
 namespace ingot::decode {
 
-// Fifteen warps compute and one copies weights: with sixteen warps a thread can have 128 registers.
+// Fifteen warps compute and one warp copies weights. With these sixteen warps a thread can have 128 registers.
 constexpr uint32_t kTokenWarps = megakernel::kTeams * megakernel::kTeamWarps, kTokenThreads = 32 * kTokenWarps;
 constexpr int kDim = kTokenHeadDim;    // of GPT-OSS
 constexpr uint32_t kRoundGroups = 12;  // groups of 16 sums that a block has memory for, which is one round of a product
@@ -34,8 +34,8 @@ constexpr uint32_t kRoundGroups = 12;  // groups of 16 sums that a block has mem
 constexpr uint32_t kEpilogueThreads = 16 * kRoundGroups, kFirstEpilogueThread = kTokenThreads - kEpilogueThreads,
                    kFirstResidualThread = 32;
 static_assert(kFirstResidualThread + kEpilogueThreads <= kFirstEpilogueThread, "the two sets have no thread in common");
-// Without the copy engine a round is as large as the threads allow: 14 row tiles are the most of gate and up for a
-// block where 108 blocks share GPT-OSS's experts.
+// Without the copy engine a round is as large as the number of threads allows. If 108 blocks share GPT-OSS's experts, a
+// block has at most 14 row tiles of gate and up, which then fit into one round.
 template <TokenVariant V> constexpr uint32_t kRoundGroupsOf = V.warp_rings ? 14 : kRoundGroups;
 template <TokenVariant V> constexpr uint32_t kEpilogueThreadsOf = 16 * kRoundGroupsOf<V>;
 

@@ -28,8 +28,8 @@ template <TokenVariant V> struct Prefetched {
 };
 
 // Whether a block signals its arrival when its first warps have multiplied their last weights, before the results are
-// visible: readers that find incomplete words load the words again. Not where the readers wait for the parts of other
-// GPUs.
+// visible. This is possible because readers load incomplete words again. It is not done in stages whose readers wait
+// for the parts of other GPUs.
 template <TokenVariant V> __device__ __forceinline__ bool arrives_early(Stage stage) {
   return stage == Stage::gate_up || (!V.ranks && adds_to_residual(stage));
 }

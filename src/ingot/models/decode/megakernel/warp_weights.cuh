@@ -17,8 +17,8 @@ __device__ __forceinline__ WeightTileRange steps_of_warp(const WorkRange& s, uin
   return WarpSteps::of_warp(s, tile_steps, round, kRoundGroupsOf<V>, threadIdx.x / 32, kTokenWarps);
 }
 
-// The steps of all products of a token in their order, as far as they are known: those of gate and up follow from the
-// choice of experts.
+// The steps of all products of a token in their order, as far as they are known: the steps of gate and up are known
+// only after the choice of experts.
 template <TokenVariant V> class WarpRequests {
  public:
   __device__ __forceinline__ explicit WarpRequests(const TokenContext<V>& block) : block_(block) {}

@@ -26,7 +26,7 @@ INGOT_HD inline uint32_t weight_tiles_per_block(uint64_t row_tiles, uint32_t wei
   if (each >= weight_tiles) return uint32_t(each);
   return weight_tiles % 2 == 0 && each <= weight_tiles / 2 ? weight_tiles / 2 : weight_tiles;
 }
-// The same number for stages in which no row tile may be shared.
+// The same number for stages in which blocks must not share a row tile.
 INGOT_HD inline uint32_t whole_row_tiles_per_block(uint64_t row_tiles, uint32_t weight_tiles, uint32_t blocks) {
   return uint32_t((row_tiles + blocks - 1) / blocks) * weight_tiles;
 }

@@ -21,7 +21,7 @@ namespace {
 // tokens that the circular cache of a sliding layer keeps besides its window, for rewinding
 constexpr int64_t kStepsBack = 4096;
 
-// Places the int8 copy of the head, if the prefilter is requested and useful.
+// Places the int8 copy of the head, if the prefilter is wanted and the model supports it.
 void build_prefilter(DeviceBuilder& b, bool wanted, Model& m) {
   if (!wanted || !gpu::current_limits().hopper) return;  // only the megakernel uses the prefilter
   if (!unsupported_reason(m.config, DecodePath::prefilter).empty() || !supports_prefilter(m)) return;
@@ -76,7 +76,8 @@ struct Rotations {
       m.layers[l].cos = cos[i], m.layers[l].sin = sin[i];
     }
   }
-  // The last table is computed first: the table without a rotation has angle 0, and the arrays begin with angle 0.
+  // The tables are computed from the last to the first. If there is a table without a rotation, it is the last one, and
+  // its numbers are those with which the arrays begin: cos 1 and sin 0.
   void fill(const DecoderSpec& c, int64_t context) const {
     const Shape shape{context, c.head_dim / 2};
     std::vector<float> of_cos(size_t(shape.numel()), 1), of_sin(of_cos.size(), 0);

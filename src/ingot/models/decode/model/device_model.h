@@ -60,7 +60,8 @@ class DeviceModel {
   const Buffers& buffers(int slot = 0) const { return slots_[size_t(slot)].buffers; }
   const PromptBuffers& prompt_buffers() const { return prompt_; }
   const LayerStages* stages(int slot = 0) const { return slots_[size_t(slot)].stages; }
-  // With several ranks: tells this rank the memory of all ranks, in order. Call once, before the first step.
+  // With several ranks: gives this rank the addresses of the memory of all ranks, in the order of ranks. Call once,
+  // before the first step.
   void connect(std::span<const std::unique_ptr<DeviceModel>> all);
   // Makes all slots ready for the next step after a step whose waits gave up, on this rank or on another. The tokens of
   // that step are removed from the slots. Waits for the GPU. Returns the first slot that had such a token, or 0.
@@ -76,8 +77,8 @@ class DeviceModel {
   void request_stop() { waits_->request_stop(); }
   int device() const { return device_; }
 
-  // Takes effect from the next step on. Returns false if the megakernel is wanted and does not support the model;
-  // nothing changes then.
+  // Turns the megakernel on or off from the next step on. If the megakernel is wanted and does not support the model,
+  // nothing changes and the result is false.
   bool use_megakernel(bool wanted);
   // The same for the row kernel.
   bool use_row_kernel(RowKernelUse wanted);
@@ -110,7 +111,8 @@ class DeviceModel {
   // For tests and measurements: steps of more sequences than this use the matrix kernels, if these support the model.
   void limit_small_batch(int64_t sequences);
   bool takes_matrix_kernels(int64_t sequences) const { return sequences > most_small_batch_; }
-  // The fewest sequences whose shared step takes less time than a step of each alone, as measured.
+  // The smallest number of sequences for which one shared step was measured to take less time than a separate step of
+  // each sequence.
   int64_t fewest_together() const { return uses_row_kernel(2, RowsOf::several_sequences) ? 2 : 3; }
   void extend_sequences(std::span<const int> slots, std::span<const int32_t> ids, uint32_t vocab = 0);
   // Appends to every slot its most likely token, n times.
@@ -132,8 +134,8 @@ class DeviceModel {
   void start_draft_rows(std::span<const DraftStep> steps);
   std::vector<std::vector<SlotSampled>> sample_draft_rows(std::span<const DraftStep> steps);
   void keep_draft_rows(std::span<const DraftStep> steps, std::span<const std::vector<SlotSampled>> sampled);
-  // Guesses of the tokens after `next`, which follows the slot's tokens: up to `most`, which leave room in the context.
-  // Waits for the GPU.
+  // Guesses up to `most` tokens that follow the slot's tokens and `next`, as far as the context has room. Waits for the
+  // GPU.
   bool has_head() const { return head_ != nullptr; }
   const DeviceHead* head() const { return head_.get(); }
   std::vector<int32_t> guess(int slot, int32_t next, int64_t most);
@@ -179,7 +181,7 @@ class DeviceModel {
     Ranks* ranks = nullptr;                         // a copy of buffers.ranks on the device, with several ranks
     int64_t length = 0, valid_from = 0;             // the circular caches hold the tokens from valid_from on
     bool has_random_cache = false;                  // the cache has been filled by fill_cache_with_random()
-    uint32_t vocab = 0;                             // of the last step: only ids below were candidates
+    uint32_t vocab = 0;                             // of the last step: only ids below `vocab` were candidates
     bool id_alone = false;                          // the last step wrote no logits
     sampling::RowNoise sampled_with;                // the noise with which the last step sampled its id
     std::optional<sampling::RowNoise> noise_there;  // the contents of buffers.noise; none: not known

@@ -88,8 +88,8 @@ void DeviceModel::start_draft_sampling(std::span<const DraftStep> steps) {
                  Tensor(draft_tokens_, {int64_t(kMostDraftRows)}, device));
 }
 
-// The tokens of a step up to the first that differs from the draft. Rows that the device has not sampled, or whose
-// logits are no numbers, are sampled on the host.
+// The sampled tokens of a step up to the first that differs from the draft. The host samples the rows that the device
+// has not sampled, and rows with NaN logits, for which the host reports the error.
 std::vector<SlotSampled> DeviceModel::sampled_rows(const DraftStep& step, size_t first_row, const int32_t* tokens) {
   std::vector<SlotSampled> found;
   std::vector<float> logits;

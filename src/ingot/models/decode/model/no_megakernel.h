@@ -1,6 +1,6 @@
 #pragma once
-// Why the megakernel of the families does not take a model although the kernel computes all operations of the model
-// (supports_megakernel()): for the line in the log.
+// The reason, for a line of the log, why the megakernel of the families does not support a model all of whose
+// operations the kernel has (supports_megakernel()).
 #include <cstdint>
 #include <string>
 

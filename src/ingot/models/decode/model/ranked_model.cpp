@@ -216,7 +216,8 @@ int32_t RankedModel::likeliest(int slot) {
 std::vector<SlotSampled> RankedModel::sample(std::span<const SlotSample> of) {
   if (ranks() == 1) return ranks_[0]->sample(of);
   synchronize();
-  std::vector<SlotSample> alone(of.begin(), of.end());  // a step ahead would have to be started on all ranks
+  // Only the first rank samples. It must not start a step early, because all ranks would have to start that step.
+  std::vector<SlotSample> alone(of.begin(), of.end());
   for (SlotSample& r : alone) r.goes_on = false, sampled_by_first_[size_t(r.slot)] = true;
   return ranks_[0]->sample(alone);
 }

@@ -110,7 +110,7 @@ void DeviceModel::feed_head(std::span<const Decoder::Part> parts) {
   for (size_t i = 0; i < rows.size(); ++i) {
     if (head_->length(rows[i].slot) != rows[i].position) continue;  // after fill_cache_with_random()
     head_->append(rows[i].slot, parts[i].ids);
-    head_->compute_rows(rows[i].slot);  // here and not before the first guess, which would wait for it
+    head_->compute_rows(rows[i].slot);  // computed here, because the first guess would otherwise wait for it
   }
 }
 
@@ -142,8 +142,8 @@ bool DeviceModel::start_slot_ahead(const SlotSample& sample) {
   slot.noise_there->step += 1;
   return true;
 }
-// The kernels of a step of several slots read the tokens from device memory too. A slot that ends with its token only
-// costs a row of the step.
+// The kernels of a step of several slots read the tokens from device memory, too. If a slot's answer ends with the
+// token that is being sampled, the step has computed one row in vain.
 bool DeviceModel::start_sequences_ahead(std::span<const SlotSample> going) {
   const int64_t T = int64_t(going.size());
   if (has_head() || T < fewest_together() || T > max_sequences()) return false;
@@ -194,7 +194,7 @@ std::vector<int> DeviceModel::kernels_of_prompt(int64_t tokens, uint32_t head_ro
 void DeviceModel::warm_up_prompt(int64_t tokens, uint32_t head_rows, int index) {
   Slot& slot = slots_[size_t(index)];
   const gpu::DeviceGuard guard(device_);
-  // the launches write where the prompt will write
+  // these launches write to the cache rows that the prompt will use
   slot.valid_from = std::max(slot.valid_from, slot.length + tokens - ring_);
   gpu::fill_bytes(waits_->watch().stop, 0xff, 4, *stream_);  // every wait ends at once
   gpu::fill_bytes(prompt_.ids, 0, tokens * 4, *stream_);

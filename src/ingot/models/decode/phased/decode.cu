@@ -24,8 +24,8 @@ namespace ingot::decode {
 
 namespace {
 
-// In a step of several sequences attention has many blocks anyway. Contexts up to kShortContext use at most kShortParts
-// parts, and windows up to kShortWindow use one part.
+// In a step of several sequences, attention has enough blocks without many parts. Contexts up to kShortContext use at
+// most kShortParts parts, and windows up to kShortWindow use one part.
 constexpr uint32_t kShortContext = 4096, kShortParts = 8, kShortWindow = 256;
 
 // --- the launches that do not depend on a format
@@ -272,7 +272,8 @@ struct Run {
                 rounding_launch(p.T * plan.k, l.down.cols, device()), stream,
                 RoundedRows{p.hidden, weight_tiles::vector_bytes(l.down.cols), p.T * plan.k, l.down.cols, p.down});
   }
-  // Whether the blocks of gate and up may compute the router: they may wait for each other and have the memory.
+  // Whether the blocks of gate and up can compute the router: the blocks must be able to wait for each other, and need
+  // enough shared memory.
   bool can_route_within(const Layer& l) const {
     const auto bytes = plan.T <= 8 ? small_batch::router_bytes<8> : small_batch::router_bytes<16>;
     return l.experts && uses_small_batch() && !e4m3_inputs && plan.b.watch.stop != nullptr &&

@@ -5,7 +5,7 @@
 namespace ingot::decode {
 
 template <WeightFormat F> struct Phases {
-  // By the kernel for 1, up to 8 or up to 16 columns.
+  // Launches the kernel for 1 column, for up to 8 or for up to 16 columns.
   static void norm_product(const NormProduct& p, uint32_t columns, Stream stream);
   static void residual_product(const ResidualProduct& p, Stream stream);
   static void small_batch(const SmallBatchProduct& p, Stream stream);

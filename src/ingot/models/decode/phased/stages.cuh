@@ -208,8 +208,9 @@ __device__ __forceinline__ void gate_up(const P& p, At at, const routing::Copy& 
   }
 }
 
-// The part of expert slot i in a row tile; after the last slot, the block's next row tile. Each slot begins with the
-// warp after the last warp of the slot before, so that all warps have the same work.
+// This warp's part of row tile `row_tile` in expert slot i. After the last slot comes the first slot of the block's
+// next row tile. The weight tiles of each slot are dealt to the warps beginning after the warp that got the last weight
+// tile of the preceding slot, so that all warps have equal work.
 template <WeightFormat F>
 __device__ __forceinline__ typename weight_tiles::Feed<F>::RowTile expert_slot_part(const Matrix& w,
                                                                                     const routing::Copy& lists,

@@ -61,9 +61,9 @@ struct Gate {
 inline Gate gate_of(const DecoderSpec& s) {
   return {float(s.gate.limit), float(s.gate.alpha), float(s.gate.up_offset), float(s.gate.cubic)};
 }
-// GPT-OSS's form, which its kernels are made for.
+// Whether the gate has GPT-OSS's form, for which special kernels exist.
 inline bool is_clamped_gate(const DecoderSpec& s) { return s.gate.up_offset == 1 && s.gate.cubic == 0; }
-// With any gate.
+// The same with any gate.
 struct GeneralGateUp : GateUp {
   Gate gate;
 };

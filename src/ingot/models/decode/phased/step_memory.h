@@ -37,7 +37,8 @@ inline int64_t down_bytes(uint32_t T, int64_t width, int64_t most, int64_t room)
 inline int64_t wanted_vectors(uint32_t T, int64_t width) {
   return std::max<int64_t>(T, 48 * 1024 / vector_stride(width));
 }
-// The number that a block holds. With fewer vectors than wanted, a block takes its expert slots in more parts.
+// The number of activation vectors that a block holds. If there is room for fewer vectors than wanted, a block
+// processes its expert slots in more parts.
 inline uint32_t staged_vectors(uint32_t T, int64_t width, int64_t most, const gpu::Limits& limits) {
   int64_t room = wanted_vectors(T, width);
   while (room > T && !small_batch_holds(T, down_bytes(T, width, most, room), limits)) --room;

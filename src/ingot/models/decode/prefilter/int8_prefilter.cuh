@@ -35,7 +35,7 @@ __device__ __forceinline__ uint32_t ordered(float v) {
 struct Vector {
   float norm, output_scale;
 };
-// A norm gives no bound where its square may have overflowed or has lost numbers that were flushed to zero.
+// A norm gives no bound if its square may have overflowed, or may be too small because numbers were flushed to zero.
 __device__ __forceinline__ Vector vector_of(float squares, float output_scale) {
   const bool sound = squares > 0x1p-100f && squares < 0x1p100f;
   return {sound ? sqrtf(squares) * (1 + 0x1p-10f) : INFINITY, output_scale};

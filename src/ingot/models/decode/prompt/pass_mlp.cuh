@@ -46,7 +46,7 @@ struct PassMlp : PromptPass {
     choose(l, {b.router, chosen, b.weights, uint32_t(p.T), uint32_t(c.experts), uint32_t(c.experts_per_token)});
     place_and_gather(places_of(chosen));
   }
-  // As PassNorms::norm_after_output() and route(), where routes_by_cluster.
+  // Does the work of PassNorms::norm_after_output() and route() if routes_by_cluster is true.
   void norm_and_route(const Layer& l, uint32_t* chosen) const {
     const uint32_t E = uint32_t(c.experts), k = uint32_t(c.experts_per_token), T = uint32_t(p.T);
     const bool one_cluster = T <= kRouted;

@@ -9,12 +9,12 @@ namespace ingot::decode::prompts {
 
 struct PassNorms : PromptPass {
   void norm(const Norm& n) const { launch("prompt norm", norm_kernel, p.T, n); }
-  // n, whose x is increased by the experts' results first.
+  // The norm n, which first adds the experts' results to x.
   Norm with_experts(Norm n) const {
     n.down = b.down, n.place = b.place, n.weights = b.weights, n.k = uint32_t(c.experts_per_token);
     return n;
   }
-  // n, whose x is increased by the two halves of output's sums first.
+  // The norm n, which first adds the two halves of output's sums to x.
   Norm with_halves(Norm n) const {
     n.down = b.down, n.place = b.half_rows, n.weights = b.half_weights, n.k = 2;
     return n;
@@ -59,7 +59,7 @@ struct PassNorms : PromptPass {
              ScaledRows{m.embed, b.ids, b.x, stride, uint32_t(c.hidden), float(c.embedding_scale)});
     norm(first);
   }
-  // Keeps the residual stream behind `layers` layers, where the caller wants it.
+  // Keeps the residual stream after `layers` layers for the draft head, if there is one.
   void keep(size_t layers) const {
     if (p.states != nullptr)
       keep_states(*p.states, uint32_t(layers), b.x, stride, uint32_t(p.T), uint32_t(c.hidden), stream);

@@ -81,8 +81,8 @@ __device__ __forceinline__ void add_up(const Norm& p, const Choices& m, int64_t 
 }
 constexpr int kHeld = 3;  // vectors of a thread, the first ones, that stay in registers
 // `ready` waits until the operands other than the weights can be read. The terms of kAtOnce vectors are requested
-// together: in turn, each vector would wait for the memory again. With several, the weights are requested before
-// ready().
+// together; if they were requested one vector after another, each vector would wait for the memory. If kAtOnce is more
+// than 1, the weights are requested before ready().
 template <int kWide, int kAtOnce, class Ready>
 __device__ __forceinline__ void norm_row_of(const Norm& p, const Choices& m, int64_t t, Ready&& ready) {
   constexpr uint32_t kStep = kWide * kThreads;

@@ -21,9 +21,9 @@
 
 namespace ingot::decode::rows {
 
-// Resets the results of the preceding layer to zero, which all blocks have read when the experts of a layer are chosen,
-// and before which the next layer's results are not published. The preceding step may have had more rows than this
-// step.
+// Resets the results of the preceding layer to zero. All blocks have read these results when the experts of a layer are
+// chosen, and no block publishes results of the next layer before that time. The preceding step may have had more rows
+// than this step.
 __device__ __forceinline__ void clear_used_words(const Context& block, uint32_t layer) {
   const RowWords& words = block.m.step.words;
   char* const from = block.turn(block.m.epoch + layer + 1, 0);
@@ -142,7 +142,7 @@ template <WeightFormat kDense> __device__ __forceinline__ void compute_step(cons
       }
       if (stage == Stage::gate_up) {
         list_experts(block, l.router);
-        // The following passes while the first weights of the experts are being copied.
+        // The following work is done while the first weights of the experts are being copied.
         if (threadIdx.x / 32 < step.T) weigh_choices(block, l.router);
         clear_used_words(block, i);
         const bool is_last = i + 1 == step.count;

@@ -51,7 +51,7 @@ __device__ __forceinline__ void multiply_units(const Context& block, const Matri
   const uint32_t team = threadIdx.x / kTeamThreads, warp = threadIdx.x / 32, lane = threadIdx.x % 32,
                  chunks = split.chunks, all = (end - first + kTeams - 1) / kTeams * chunks * kTeams,
                  row = min(lane / 4, block.m.step.T - 1), number_end = first + all / chunks;
-  uint32_t turn = warp % team_warps, parity = 0;  // it is this warp's turn to finish a unit where `turn` is zero
+  uint32_t turn = warp % team_warps, parity = 0;  // where `turn` is zero, this warp finishes the unit
   UnitCursor units(w, split, block.unit(w, split, first + team));
 #pragma unroll 1
   for (uint32_t number = first + team; number < number_end; number += kTeams, units.advance()) {

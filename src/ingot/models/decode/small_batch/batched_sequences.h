@@ -4,9 +4,9 @@
 // (batch/batch.h). Keys, values and State of a sequence lie in its slot, and slots are `slot_bytes` apart.
 //
 // Draft steps: the rows of a step are the pending tokens and the drafts of one slot or of several. All rows store their
-// keys before any row attends (the row kernel computes the keys of a slot's earlier rows once more instead), and each
-// row attends alone, by the number of its own keys. The numbers of a row depend therefore neither on the rows after it
-// nor on further slots nor on the number of rows, bit for bit.
+// keys before the attention of any row begins. (The row kernel instead computes the keys of a slot's earlier rows once
+// more.) Attention is computed for each row alone, over the keys that this row sees. Therefore the numbers of a row do
+// not depend on the rows after it, on other slots or on the number of rows, bit for bit.
 #include "ingot/models/decode/model/state.h"
 
 namespace ingot::decode {

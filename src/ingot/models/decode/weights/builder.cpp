@@ -96,7 +96,7 @@ void DeviceBuilder::matrix(Matrix& m, const WeightMatrix& from, double scale, co
   if (m.row_tiles > 0) order_for_device(device, stream_);
 }
 
-// `from` holds its weight tiles in the order of an archive.
+// The weight tiles of `from` have the order of an archive.
 void DeviceBuilder::fill(const WeightMatrix& device, const Matrix& m, const WeightMatrix& from, double scale,
                          const Cut& cut) {
   const WeightFormat f = device.format;
@@ -174,7 +174,7 @@ void DeviceBuilder::upload_rows(const WeightMatrix& from, const Cut& cut, uint8_
 
 namespace {
 
-// Stand in for vectors that a model does not have.
+// Vectors that take the place of those that a model does not have.
 struct Neutral {
   const float *biases = nullptr, *sinks = nullptr;  // zeros of every bias of router, gate and up; -infinity
 

@@ -12,7 +12,7 @@ namespace {
 
 constexpr int kThreads = 256, kBlocksPerSm = 8;
 
-// Of every 544 bytes the first 512 are codes; one thread handles the 16 bytes of a lane.
+// The first 512 of every 544 bytes are codes. One thread handles the 16 bytes of a lane.
 __global__ void __launch_bounds__(kThreads) order_codes(uint4* to, int64_t vectors) {
   constexpr int64_t kUnit = 34, kCodes = 32;
   for (int64_t i = int64_t(blockIdx.x) * kThreads + threadIdx.x; i < vectors; i += int64_t(gridDim.x) * kThreads) {

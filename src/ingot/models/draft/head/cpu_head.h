@@ -41,10 +41,10 @@ class CpuHead {
   const Tensor& hidden_states() const;
   // Appends tokens that the target has computed.
   void append(std::span<const int32_t> ids, HeadCache& cache);
-  // Computes the rows whose token is in the cache, so that draft() finds few rows to compute.
+  // Computes the rows whose token is in the cache, so that few rows remain for draft().
   void compute_rows(HeadCache& cache);
-  // The likeliest tokens one after another, where `next` follows the cache's tokens; `count` of them, with
-  // length() + count at most the capacity. The cache's tokens stay.
+  // Guesses `count` tokens one after another, each the likeliest, after the cache's tokens and `next`. length() + count
+  // is at most the capacity. The cache's tokens do not change.
   std::vector<int32_t> draft(HeadCache& cache, int32_t next, int64_t count);
   const Tensor& last_logits() const;  // (1, ids of the head): of the last guess
 

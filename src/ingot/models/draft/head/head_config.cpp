@@ -41,7 +41,7 @@ class HeadConfigReader {
       : target_(target), layers_(target_layers), problems_(where), top_(json, where) {
     const Json* eagle = top_.find("eagle_config");
     eagle_.emplace(eagle != nullptr ? *eagle : empty_, where + ": eagle_config");
-    // speculators keeps the sizes of the layer in an object of their own.
+    // Files of speculators state the sizes of the layer in a separate object.
     const Json* layer = top_.find("transformer_layer_config");
     speculators_ = layer != nullptr;
     if (speculators_) layer_.emplace(*layer, where + ": transformer_layer_config");
@@ -157,7 +157,7 @@ class HeadConfigReader {
       else
         c_.boundaries = ids->get<std::vector<int64_t>>();
     }
-    // Where the files name none, the head was made for the boundaries of vLLM's models.
+    // If the files name no boundaries, the head was trained on those that vLLM uses by default.
     if (c_.boundaries.empty()) c_.boundaries = {2, target_.layers / 2, target_.layers - 3};
     std::set<int64_t> seen;
     for (const int64_t b : c_.boundaries)
@@ -167,7 +167,7 @@ class HeadConfigReader {
   }
 
   void report_unknown() {
-    // Of the training, of the program that wrote the file, or of tokens.
+    // Keys about the training, about the program that wrote the file, or about tokens.
     for (const char* key : {"speculators_config", "speculators_version", "has_no_defaults_at_init",
                             "embed_requires_grad", "model_type", "eos_token_id"})
       top_.find(key);

@@ -12,8 +12,8 @@ namespace ingot::draft {
 
 struct HeadOptions {
   // The boundaries that the head reads, in place of those of its files. Boundary b is the target's hidden state behind
-  // its first b layers. Published files disagree whether an id is a boundary or the number of a layer whose output is
-  // meant, one less; only acceptance tells.
+  // its first b layers. In some published files the ids are boundaries; in others they are numbers of layers whose
+  // output is meant, which are one less than the boundary. Only the measured acceptance shows which is right.
   std::vector<int64_t> layers;
   int64_t window = 0;  // visible keys of the head's attention; 0: all
   // The format of the head's own matrices in memory, the embedding excepted: bf16, fp8 or mxfp4. None: as stored.

@@ -20,8 +20,8 @@ struct AdapterCall {
   Tensor workspace;  // workspace of the products
   Stream stream;
 };
-// Adds to y and dx, or writes y and dx where requested; returns false, without writing, where there is no adapter. dx
-// may be left out where not needed.
+// Adds to y and dx, or writes y and dx if requested. Returns false, without writing, if there is no adapter. dx may be
+// left out if it is not needed.
 bool adapter_forward(const AdapterCall& c, const Tensor& x, const Tensor& y, bool add);
 bool adapter_backward(const AdapterCall& c, const Tensor& x, const Tensor& dy, const Tensor& dx, bool add);
 

@@ -12,7 +12,7 @@ struct GptFlops {
   double per_token = 0;  // matrices of all layer calls, and the head
   double per_pair = 0;   // a pair of a token and an attended token (itself or an earlier token), in all layer calls
 };
-// Forward; a training pass, forward and backward, takes three times as many.
+// The operations of a forward pass. A forward and a backward pass together take three times as many.
 GptFlops forward_flops(const GptConfig& config, bool looping);
 
 // Pairs of the segments [cu_seqlens[i], cu_seqlens[i + 1]): causal, and within the window, if any.

@@ -57,8 +57,9 @@ class DeviceGptDecoder final : public DeviceDecoder {
   Device device() const override { return device_; }
 
  private:
-  // The inputs of each token in GPU memory: the token, its position, cu of its query and of the keys including the
-  // token's, the step of the sample. Two words stand apart so that tensors begin at multiples of eight bytes.
+  // The inputs of each token in GPU memory: the token, its position, the offsets (cu) of its query and of the keys
+  // including the token's own, and the step of the sample. Gaps between some words make all tensors begin at multiples
+  // of eight bytes.
   static constexpr int64_t kToken = 0, kPosition = 2, kCu = 4, kStep = 8, kWords = 10;
 
   static std::unique_ptr<gpu::OwnedStream> stream_on(Device device) {
@@ -146,8 +147,8 @@ class DeviceGptDecoder final : public DeviceDecoder {
              sampling.top_p == o.top_p && sampling.min_p == o.min_p;
     }
   };
-  // Appends a token and samples the next one by a graph. Nothing, with nothing appended, for options that need the
-  // logits on the host.
+  // Appends a token and samples the next token by a graph. For options that need the logits on the host, appends
+  // nothing and returns no value.
   std::optional<int32_t> token_after(int slot, int32_t token, const SlotSample& next) {
     const SampleOptions& options = *next.options;
     if (!options.bias.empty() || !options.allowed.empty() || options.logprobs >= 0) return {};

@@ -51,8 +51,8 @@ class DeviceAdapters {
   GptAdapters views_;
 };
 
-// Frozen weights. Grouped queries lie in a different bank of matrices than keys and values. A GPU multiplies by all
-// three at once and gets adjacent copies.
+// Frozen weights. With grouped queries, the matrix of the queries lies in a different bank than those of keys and
+// values. A GPU multiplies by all three matrices at once and therefore gets adjacent copies.
 class FrozenWeights {
  public:
   FrozenWeights(const GptConfig& config, const GptWeights& weights, Stream stream) : weights_(weights) {
