@@ -23,7 +23,8 @@ struct Params {
   bool evict_first, early;
 };
 
-// 16-bit results: exponentials come from the special function unit, and errors stay below a hundredth of the rounding.
+// For 16-bit results the exponentials come from the special function unit. Their errors stay below a hundredth of the
+// rounding.
 template <class F> struct Narrow {
   __device__ static float value(float x) { return F::value(Approximate(x)).v; }
   __device__ static float slope(float x) { return F::slope(Approximate(x)).v; }

@@ -91,7 +91,7 @@ struct Approximate {
   INGOT_HD friend Approximate exp(Approximate a) { return Approximate(detail::fast_exp2(a.v * detail::kLog2e)); }
   // For arguments in [0, 1]: activations need log1p of e^-|x| only.
   INGOT_HD friend Approximate log1p(Approximate e) { return Approximate(detail::log1p_of_unit_4(e.v)); }
-  // Near zero 1 - e^x cancels: there a polynomial, relative error 1e-6 on [-0.35, 0].
+  // Near zero the difference 1 - e^x cancels, so a polynomial is used there: relative error 1e-6 on [-0.35, 0].
   INGOT_HD friend Approximate expm1(Approximate a) {
     const float h = -a.v;
     float p = -0.03623957186937332f;
@@ -120,7 +120,7 @@ struct Approximate {
 // Softplus in fp32 with a single special-function result, for expf; the logarithm is the polynomial of degree 8.
 INGOT_HD inline float softplus_value(float x) { return (x <= 0 ? 0 : x) + detail::log1p_of_unit_8(expf(-fabsf(x))); }
 
-// How kernels compute a value: by the formula, or by a cheaper specialisation where there is one.
+// How kernels compute a value: by the formula, or by a cheaper specialisation if one exists.
 template <class F> struct KernelForm {
   INGOT_HD static float value(float x) { return F::value(x); }
   INGOT_HD static float narrow(float x) { return F::value(Approximate(x)).v; }  // the result will be rounded to 16 bits

@@ -1,7 +1,7 @@
 #pragma once
-// Pointwise activations: the one place where each formula is written. CPU loops, CUDA epilogues, tests and names in
-// other languages all iterate or look up `Activations`. value(x) = f(x), slope(x) = f'(x); T is float or double (or, in
-// kernels, the Approximate of activation.cuh). slope_from_value(f(x)) = f'(x) where the value determines the slope.
+// Pointwise activations. Each formula is written only here. CPU loops, CUDA epilogues, tests and the names in other
+// languages all use the list `Activations`. value(x) = f(x), slope(x) = f'(x); T is float or double (or, in kernels,
+// the Approximate of activation.cuh). slope_from_value(f(x)) = f'(x) where the value determines the slope.
 #include <cmath>
 #include <iterator>
 #include <string_view>
@@ -16,7 +16,8 @@ namespace ingot {
 namespace detail {
 // x * s where s = 0 wins over an infinite x: the limit of x * (something that decays faster than 1 / x).
 template <class T> INGOT_HD T product_or_zero(T x, T s) { return s == 0 ? T(0) : x * s; }
-// 1 / (1 + e^-x) and its slope, each relatively accurate in both tails: the exponential is never of a positive number.
+// 1 / (1 + e^-x) and its slope, each with a small relative error in both tails, because the argument of the exponential
+// is never positive.
 template <class T> INGOT_HD T logistic(T x) {
   using std::abs;
   using std::exp;
@@ -31,24 +32,24 @@ template <class T> INGOT_HD T logistic_slope(T x) {
 }
 }  // namespace detail
 
-// The formula by which a slope follows from a value h, for kernels with numbers in place of code: 1 - e^-h; h > 0 ?
-// number[0] : number[1]; number[0] + h (number[1] + h number[2]).
+// The formula by which a slope follows from a value h, for kernels that take the formula as a kind and numbers instead
+// of compiled code: 1 - e^-h; h > 0 ? number[0] : number[1]; number[0] + h (number[1] + h number[2]).
 enum class SlopeKind { exponential, step, quadratic };
 struct SlopeFormula {
   SlopeKind kind = SlopeKind::step;
   float number[3] = {};
 };
 
-// How a formula fits into the registers of a Hopper kernel that holds a network's rows in registers (kernels/mlp). The
+// How many registers a formula leaves to a Hopper kernel that holds a network's rows in registers (kernels/mlp). The
 // values were found by compiling and by measuring. The defaults are right for most activations; tools/check_cuda.py
-// shows where they are not.
+// reports the activations for which they are wrong.
 struct KernelFit {
   // The most warpgroups of a block with 128 columns: with results alone, with stored values, and with streamed weights.
   int warpgroups = 3, warpgroups_storing = 3, warpgroups_streaming = 3;
   // Computes the elements in turn, because the compiler would otherwise interleave the formulas of several elements and
   // run out of registers.
   bool one_by_one = false;
-  // Whether the common cases have kernels of their own for layers up to this width. Otherwise the general kernel
+  // Whether special kernels for the common cases exist for layers up to this width. Otherwise the general kernel
   // computes these cases; its branches keep the compiler from interleaving the formulas.
   bool own_to_256 = true, own_to_512 = true;
 };

@@ -139,7 +139,7 @@ void adamw(const AdamW& a, Stream stream) {
   const std::array<double, 3> rates = adamw_rates(a);
   const auto run = [&]<class C>(C) {
     const AdamWParams<C> p{
-        .step = {.grad_scale = 1,  // a factor of the kernel itself
+        .step = {.grad_scale = 1,  // the kernel multiplies by its own factor instead
                  .beta1 = float(a.beta1),
                  .rest1 = float(1 - a.beta1),
                  .beta2 = float(a.beta2),

@@ -20,8 +20,8 @@ struct AdamW {
                  // change the rates
 };
 void adamw(const AdamW& a, Stream stream);
-// The numbers changing from step to step: lr / (1-b1^step), 1 / sqrt(1-b2^step), lr wd. The bits of a step are the same
-// either way.
+// The numbers that change from step to step: lr / (1-b1^step), 1 / sqrt(1-b2^step), lr wd. A step has the same bits
+// with `rates` and without.
 std::array<double, 3> adamw_rates(const AdamW& a);
 
 // average = decay * average + (1 - decay) * p

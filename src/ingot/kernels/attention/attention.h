@@ -14,8 +14,8 @@ namespace ingot {
 struct Attention {
   Tensor q;           // (Tq, H, D): last stride 1, any token and head stride
   Tensor k, v;        // (Tk, Hkv, D), (Tk, Hkv, Dv)
-  Tensor cu_q, cu_k;  // (S + 1) i32: segment s is rows [cu[s], cu[s+1]); cu_k left out: cu_q
-  Tensor sinks;       // (H) or left out; beside 16-bit types f32 or the same
+  Tensor cu_q, cu_k;  // (S + 1) i32: segment s is rows [cu[s], cu[s+1]); if cu_k is left out, cu_q is used
+  Tensor sinks;       // (H) or left out; with 16-bit types also f32
   Tensor out;         // (Tq, H, Dv)
   Tensor lse;         // (H, Tq) f32 (f64 for f64), or left out
   double scale = 1;
@@ -43,8 +43,8 @@ struct AttentionBackward {
   // On a GPU, without `deterministic` and without softcap, a single kernel computes all gradients of heads up to 128
   // wide and adds dq in any order, so its last bits may differ from call to call.
   bool deterministic = true;
-  // Every segment has Tq / S queries and Tk / S keys. The host does not read offsets on a GPU; a kernel may end with a
-  // trap where they say otherwise.
+  // Every segment has Tq / S queries and Tk / S keys. The host does not read offsets on a GPU. A kernel may end with a
+  // trap if the offsets contradict this flag.
   bool regular = false;
   Tensor workspace;  // u8, attention_backward_workspace_bytes(a); on a CPU none
   Tensor dlse;       // as lse: the gradient of lse, or left out; not beside has_delta

@@ -26,7 +26,8 @@ INGOT_SIMD_INLINE int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 INGOT_SIMD_INLINE int64_t most(int64_t a, int64_t b) { return a > b ? a : b; }
 
 // --- three products ----------------------------------------------------------------------------------------
-// Each keeps R x V accumulators in registers: six by two hide the latency of the multiply-adds on every level.
+// Each product keeps R x V accumulators in registers. Six by two accumulators hide the latency of the multiply-adds at
+// every CPU level.
 
 // Calls use<R>(at) over [0, n) in blocks of six rows; the rest is divided so that every block has at least three rows.
 template <class Use> INGOT_SIMD_INLINE void for_blocks(int64_t n, Use&& use) {
@@ -219,7 +220,7 @@ template <int V> INGOT_SIMD_INLINE PanelMask<V> panel_mask(const AttentionMask& 
   PanelMask<V> mask;
   const int64_t last = least(lane + V * W, lane_end) - 1;
   const Range first_range = visible(m, lane / m.group), last_range = visible(m, last / m.group);
-  // Both ends grow with the query.
+  // The begin and the end of a query's range both grow with the query.
   mask.any = {first_range.begin, last_range.end};
   mask.all = {last_range.begin, first_range.end};
   for (int i = 0; i < V * W; ++i) {
@@ -327,7 +328,7 @@ template <int V> void forward_panel(const AttentionTask& t, int64_t lane) {
 }
 
 // --- forward for a lane or two: decoding -------------------------------------------------------------------
-// A vector of lanes would be mostly empty, so the vector runs along the head instead.
+// A vector of queries would be mostly empty, so the vector holds numbers of one head instead.
 
 INGOT_SIMD_INLINE void row_scores(const float* q, const float* k, int64_t k_row, int64_t d, int64_t keys, float scale,
                                   float* s) {

@@ -17,7 +17,7 @@ struct AttentionMask {
 
 struct AttentionTask {
   const float *q, *k, *v;  // first query of the segment and first head of the group; first key
-  const float *k2, *v2;    // number of the key where a ring wraps to its first row
+  const float *k2, *v2;    // index of the first key that lies after the ring's wrap to its first row
   const float* sinks;      // of the group's heads, or null
   float *out, *lse;        // as q; lse: first query of the group's first head, or null
   int64_t q_row, q_head, k_row, v_row, out_row, out_head, lse_head;

@@ -14,7 +14,7 @@
 namespace ingot::cuda::attention_hopper {
 
 constexpr uint32_t kStreamSlots = 4096, kSlots = 1 << 16;
-constexpr uint32_t kNoCounter = kSlots - 1;  // the number of no counter
+constexpr uint32_t kNoCounter = kSlots - 1;  // means: no counter
 
 class ClaimSlots {
  public:

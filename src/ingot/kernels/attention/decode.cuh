@@ -104,7 +104,7 @@ template <int kDim> struct Seen {
 // Four numbers of a row, added up over several teams or warps.
 struct Total {
   float max = -INFINITY, sum = 0, out[4] = {0, 0, 0, 0};
-  // Makes room for numbers up to `top`.
+  // Raises the maximum to `top`, and scales the sums accordingly.
   __device__ __forceinline__ void lift(float top) {
     top = fmaxf(max, top);
     const float keep = __expf(max - (top == -INFINITY ? 0 : top));
@@ -150,7 +150,7 @@ __device__ __forceinline__ void attend_tile(const Params& p, const Keys& part, u
   const uint32_t thread = threadIdx.x, warp = thread / 32, g = threadIdx.x % 32 / 4;
   uint32_t key = part.begin + 16 * warp;
   TileOf<kDim> next;
-  // Old keys are loaded at once; new keys are stored only after the barrier.
+  // Old keys can be loaded now. New keys can be loaded only after the barrier, because this block stores them first.
   const bool early = !kStores || p.tiles > 1 || part.end <= part.first_new;
   if (early) next.load(p, head, key, part.end);
   if (kStores && p.tiles == 1 && part.end > part.first_new) store_keys<kDim>(p, part, head, thread);

@@ -97,7 +97,7 @@ __device__ __forceinline__ void stage_queries(const Params& p, uint32_t fresh, u
     m.q[i / (kDim - p.dim)][p.dim + i % (kDim - p.dim)] = 0;
 }
 
-// 16 keys and their values on their way to shared memory; keys from `end` on are zeros.
+// 16 keys and their values that are being copied to shared memory; keys from `end` on are zeros.
 template <int kDim> struct Tile {
   static constexpr int kPieces = kDim / 16;  // of 16 bytes a lane
   uint4 k[kPieces], v[kPieces];
@@ -127,7 +127,7 @@ template <int kDim> struct Tile {
   }
 };
 
-// The same for heads that leave no registers for a tile: store() copies from the cache.
+// The same for heads so wide that no registers are left for a tile: store() copies from the cache to shared memory.
 template <int kDim> struct UnloadedTile {
   const Params* params;
   uint32_t head, key, end;

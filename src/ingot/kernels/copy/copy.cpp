@@ -20,7 +20,7 @@ template <class T> uint64_t bits_of(T v) {
   return bits;
 }
 template <class T> uint64_t integer_bits(double v) {
-  // The upper bound 2^63 can be represented as a double; the largest int64_t cannot.
+  // The upper bound is 2^63, because a double can represent 2^63 but not the largest int64_t.
   const double low = double(std::numeric_limits<T>::min()), beyond = std::ldexp(1.0, std::numeric_limits<T>::digits);
   INGOT_CHECK(v >= low && v < beyond && v == std::floor(v), "fill: found value ", v, ", expected one that ",
               dtype_of<T>, " can hold");

@@ -106,8 +106,8 @@ __global__ void __launch_bounds__(kThreads) fill_elements(const __grid_constant_
 // --- host
 // --------------------------------------------------------------------------------------------------------------
 
-// The operands as matrices where their dimensions allow this. Slices without gaps that lie apart from each other, such
-// as one matrix of every document, become one long row each.
+// The operands as matrices, if their dimensions allow this. If slices without gaps lie apart from each other, such as
+// one matrix of every document, each slice becomes one long row.
 struct Operands {
   Tensor from, to;
 };

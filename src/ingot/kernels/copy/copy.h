@@ -3,9 +3,9 @@
 // to = value
 //
 // Both tensors lie on the CPU, both on one GPU, or one on each. Between CPU and GPU the type stays the same, and rows
-// are one stride apart on either side. Such a copy is complete when the stream has reached it: until then host memory
-// must not change (`from`) or must not be read (`to`). Where host memory is not pinned (gpu/allocator.h) the call
-// itself may wait until then.
+// are one stride apart on either side. Such a copy is complete only when the stream has executed it. Until then the
+// caller must not change host memory that is `from`, nor read host memory that is `to`. If host memory is not pinned
+// (gpu/allocator.h), the call itself may wait for the copy.
 #include "ingot/core/tensor.h"
 
 namespace ingot {

@@ -23,7 +23,7 @@ Extent extent(const Tensor& t) {
 
 Strided strided(const Tensor& from, const Tensor& to) {
   Strided s;
-  int last = kMaxRank;  // the loops so far are the elements from `last` on of the arrays of s
+  int last = kMaxRank;  // the loops found so far are elements `last` and later of the arrays of s
   for (int i = to.rank() - 1; i >= 0; --i) {
     const int64_t n = to.shape.dim[i];
     if (n == 1) continue;
@@ -48,7 +48,8 @@ bool may_overlap(const Tensor& a, const Tensor& b) {
   const int64_t step = a.row_stride() * size_of(a.dtype);
   if (!rows_apart(a) || !rows_apart(b) || step != b.row_stride() * size_of(b.dtype) || a.rows() < 2 || b.rows() < 2)
     return true;
-  // Rows of both tensors repeat every `step` bytes, so only their offsets within a period count.
+  // The rows of both tensors repeat every `step` bytes, so only the offsets of the two tensors within one period
+  // matter.
   const int64_t away = ((y.first - x.first) % step + step) % step;
   return away < a.cols() * size_of(a.dtype) || step - away < b.cols() * size_of(b.dtype);
 }

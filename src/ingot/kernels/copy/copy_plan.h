@@ -4,8 +4,8 @@
 
 namespace ingot::detail {
 
-// Loops over both tensors, the innermost last; unused loops in front have size 1. Adjacent dimensions that are
-// contiguous in both tensors are merged.
+// Loops over both tensors, the innermost loop last. Unused loops come first and have size 1. Adjacent dimensions that
+// are contiguous in both tensors are merged.
 struct Strided {
   int64_t dim[kMaxRank], from[kMaxRank], to[kMaxRank];
 };

@@ -4,13 +4,13 @@
 
 namespace ingot {
 
-// On the CPU the tensor itself; otherwise a copy of its contents when the stream has reached the copy. Waits for the
-// stream.
+// On the CPU this is the tensor itself. Otherwise this is a copy of the contents that the tensor has after the stream's
+// earlier work; the constructor waits for the copy.
 class HostCopy {
  public:
   HostCopy(const Tensor& t, Stream stream);
   const Tensor& tensor() const { return host_; }
-  void write_back() const;  // copies back to the tensor; also waits
+  void write_back() const;  // copies the contents back to the tensor, and waits for the copy
 
  private:
   Tensor there_, host_;
@@ -18,7 +18,7 @@ class HostCopy {
   Arena memory_;
 };
 
-// A single f64.
+// Reads a tensor of a single f64.
 double read_number(const Tensor& t, Stream stream);
 
 }  // namespace ingot

@@ -16,7 +16,7 @@ constexpr int64_t kCappedColumns = 128;
 constexpr double kMostCap = 40, kMostCappedZ = 1. / 160;
 
 struct Capped {
-  Tensor u;          // (T, V) bf16, V in whole eights, rows of whole 16 bytes; none where no gradient is wanted
+  Tensor u;          // (T, V) bf16, V in whole eights, rows of whole 16 bytes; left out if no gradient is wanted
   Tensor sums;       // (T, tiles of V) f32
   Tensor at_target;  // (T) f32; not written where the target is none of the columns
   Tensor factor;     // (T) f32: written by finish_capped

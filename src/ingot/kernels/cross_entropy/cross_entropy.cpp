@@ -68,7 +68,7 @@ void check_target_values(const Tensor& targets, int64_t vocab, int32_t ignore_in
                 " at position ", t, ", expected 0 to ", vocab - 1, " (a vocabulary of ", vocab, ") or ", ignore_index);
 }
 void check_options(double softcap, double z_loss, double label_smoothing, const char* op) {
-  // Kernels keep the cap, and divide by it, in fp32.
+  // Kernels store the cap in fp32 and divide by it in fp32.
   INGOT_CHECK(softcap == 0 || (softcap >= 1e-30 && softcap <= 1e30), op, ": found softcap ", softcap,
               ", expected 0 (none) or 1e-30 to 1e30");
   INGOT_CHECK(z_loss >= 0 && std::isfinite(z_loss), op, ": found z_loss ", z_loss, ", expected 0 or more");
@@ -82,7 +82,7 @@ namespace cpu {
 namespace {
 
 // The mean of capped logits under the smoothed target; `total` is their sum. Without smoothing only the target counts,
-// even where further logits are not finite.
+// even if other logits are not finite.
 template <class T> T expected_logit(T at_target, T total, int64_t V, T smoothing) {
   return smoothing > 0 ? (1 - smoothing) * at_target + smoothing * total / T(V) : at_target;
 }
@@ -220,7 +220,7 @@ int64_t logits_stride(int64_t vocab, DType dtype) {
   const int64_t size = size_of(dtype);
   return vocab * size % 4096 == 0 ? vocab + 64 / size : vocab;
 }
-// A workspace serves fewer rows too: its part for logits has the size of the largest chunk.
+// A workspace also serves calls with fewer rows, because its part for logits has the size of the largest chunk.
 int64_t logits_bytes(int64_t rows, int64_t vocab, DType dtype) {
   const int64_t most = std::min((rows + 15) / 16 * 16, most_chunk_rows(vocab, dtype));
   return most * logits_stride(vocab, dtype) * size_of(dtype);
@@ -234,7 +234,7 @@ void backward(const LinearCrossEntropy& a, const Tensor& dlogits, const Tensor& 
   if (dx || dw) linear_backward({.dy = dlogits, .x = x, .w = w, .dx = dx, .dw = dw, .products = a.products}, stream);
 }
 
-// Segments run in turn, so that the bits of a segment do not depend on its neighbours.
+// Segments are computed one after another, so that the bits of a segment do not depend on other segments.
 void of_each_segment(const LinearCrossEntropy& a, Stream stream) {
   for (size_t s = 0; s + 1 < a.cu2.size(); ++s) {
     LinearCrossEntropy one = a;

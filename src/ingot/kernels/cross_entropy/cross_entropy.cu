@@ -72,7 +72,7 @@ __global__ void __launch_bounds__(kThreads) row_kernel(const __grid_constant__ P
     float high = mine.high, total = mine.total;
 #pragma unroll
     for (int n = 0; n < N; ++n) high = ptx::max_or_nan(high, x[n]), total += x[n];
-    const float base = fmaxf(high, -3e38f);  // where all logits are -infinity
+    const float base = fmaxf(high, -3e38f);  // finite even if all logits are -infinity
     float sum = mine.sum == 0 ? 0.f : mine.sum * ptx::exp2_approx((mine.high - base) * kLog2e);
 #pragma unroll
     for (int n = 0; n < N; ++n) sum += ptx::exp2_approx((x[n] - base) * kLog2e);
@@ -186,8 +186,8 @@ struct TiledParams {
 
 constexpr uint32_t kEights = 4, kTileEights = kExponentialColumns / 8;  // vectors of a thread that are loaded at once
 
-// One block per row. With few columns blocks are small, so that a block's sums overlap with the copies of further
-// blocks.
+// One block per row. With few columns blocks are small, so that the sums of one block overlap with the loads and stores
+// of other blocks.
 template <class T, int kThreadsOf>
 __global__ void __launch_bounds__(kThreadsOf) tiled_row_kernel(const __grid_constant__ TiledParams p) {
   const int64_t row = blockIdx.x;

@@ -30,8 +30,9 @@ float row_max(const float* logits, int64_t n) {
 }
 
 namespace {
-// u = tanh(l * inverse_cap) for n <= kRun logits; whole vectors are written. A loop of its own: with the exponential
-// behind it the dependent chain of a vector is longer than the CPU's reorder window, and takes 1.5 times as long.
+// u = tanh(l * inverse_cap) for n <= kRun logits; whole vectors are written. This is a separate loop: together with the
+// exponential, the chain of dependent instructions of a vector would be longer than the CPU's reorder window, and the
+// loop would take 1.5 times as long.
 void run_tanh(const float* logits, float* u, int64_t n, float inverse_cap) {
   for (int64_t i = 0; i < n; i += L) store<float>(u + i, tanh(Lanes{n - i}.read(logits + i, 0) * inverse_cap));
 }

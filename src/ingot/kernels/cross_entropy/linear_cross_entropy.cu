@@ -17,7 +17,8 @@ namespace {
 // L2 in any case.
 constexpr int64_t kChunkBytes = 1'300'000'000, kLeastChunkRows = 128;
 
-// The most rows of a chunk for which the workspace suffices: a workspace for many rows serves fewer, too.
+// The most rows of a chunk for which the workspace suffices: a workspace for many rows also serves calls with fewer
+// rows.
 int64_t most_rows(int64_t row_bytes, int64_t most) {
   return std::clamp(kChunkBytes / row_bytes / 128 * 128, kLeastChunkRows, most);
 }
@@ -41,7 +42,7 @@ Room room_of(int64_t rows, int64_t vocab, DType type, Device device) {
           linear_workspace_bytes(device)};
 }
 
-#ifdef INGOT_HAS_CUDA_LINEAR  // not where the linear layer's kernels are emulated
+#ifdef INGOT_HAS_CUDA_LINEAR  // not in a build that emulates the linear layer's kernels
 
 // --- where the core multiplies, memory holds the exponentials of logits instead of the logits (exponentials.h)
 
@@ -56,8 +57,8 @@ ExponentialRoom exponential_room(int64_t rows, int64_t vocab, Device device) {
   const auto aligned = [](int64_t bytes) { return (bytes + 255) / 256 * 256; };
   return {aligned(n * vocab * 2), aligned(n * tiles_of(vocab) * 8), aligned(n * 4), linear_workspace_bytes(device)};
 }
-// A function of the sizes alone, so that the size of the workspace does not depend on further options of the call: the
-// workspace suffices for either way.
+// Depends on the sizes alone, so that the size of the workspace does not depend on other options of the call. The
+// workspace suffices with exponentials and with logits.
 bool may_take_exponentials(int64_t rows, int64_t vocab, DType type) {
   return (type == DType::bf16 || type == DType::f16) && vocab % 8 == 0 && rows >= 128;
 }
@@ -67,8 +68,8 @@ bool takes_rows(const LinearCrossEntropy& a) {
          core_refuses({.a = a.x, .b = a.w, .c = Tensor(a.workspace.data, a.x.dtype, {8, 8})}) == nullptr;
 }
 
-// The slope is computed from an exponential of 16 bits, so from a logit with this rounding error: the slope is off by 2
-// / cap of the rounding.
+// The slope of the cap is computed from an exponential of 16 bits, which amounts to a logit with this rounding error.
+// The error of the slope is 2 / cap times the error of the logit.
 bool takes_exponentials(const LinearCrossEntropy& a) { return takes_rows(a) && (a.softcap == 0 || a.softcap >= 1); }
 
 // The losses of some of the rows, where `rows` slices a tensor.

@@ -42,7 +42,7 @@ void grouped::launch(const GroupedLinear& a, const gpu::Limits& limits, Stream s
               a.x.cols(), " columns and ", a.n, " rows of weights, expected at most ", kMost, " of each");
   if (a.x.rows() == 0 || a.n == 0 || a.groups == 0) return;
   const int64_t weight_tiles = weight_tile_padded_cols(a.x.cols()) / kWeightTileCols;
-  // Whole stages of every kernel (hopper.h), so that a part's sums do not depend on the kernel.
+  // A part consists of whole stages of every kernel (hopper.h), so that its sums do not depend on the kernel.
   const int64_t part_tiles = a.parts > 1 ? ((weight_tiles + a.parts - 1) / a.parts + 2) / 3 * 3 : weight_tiles;
   INGOT_CHECK((a.parts - 1) * part_tiles < weight_tiles, op, ": found ", a.parts, " parts of ", a.x.cols(),
               " columns, expected fewer");

@@ -19,9 +19,9 @@
 namespace ingot::grouped {
 
 // How the rows of weights of a tile are divided: the number of warpgroups, and the blocks of 64 rows of each. With few
-// rows of x, four warpgroups take one block each: a warp cannot decode while it issues products with register operands,
-// and its instructions depend on each other, so two warps per scheduler leave the scheduler idle. Products of more rows
-// of x need more registers for their sums than four warpgroups can have.
+// rows of x, four warpgroups take one block each. A warp cannot decode while it issues products with register operands,
+// and its instructions depend on each other, so with only two warps per scheduler the schedulers would often be idle.
+// Products of more rows of x need more registers for their sums than four warpgroups can have.
 template <WeightFormat F, int kRows, int kTileBands> struct Team {
   static constexpr bool kFour = F == WeightFormat::mxfp4 ? kRows <= 72 : F == WeightFormat::bf16 && kRows <= 80;
   static constexpr int kGroups = kTileBands == 4 ? 1 : kFour ? 4 : 2, kBlocks = kTileBands / 4 / kGroups;
@@ -34,9 +34,9 @@ template <WeightFormat F, int kRows, int kTileBands> struct Team {
 // Tiles with at most this many rows of x are multiplied by narrower instructions. A third width would spill registers.
 template <WeightFormat F, int kRows> constexpr int kNarrow = narrow_of(F, kRows);
 
-// Weight tiles of a row tile per stage. Waiting, releasing and address arithmetic take some 40 instructions per warp
-// and stage, and instructions limit the time of products with few rows. Elements beyond the end of a matrix, scales
-// included, are zeros.
+// The number of weight tiles of a row tile in a stage. Waiting, releasing and address arithmetic take some 40
+// instructions per warp and stage, and the number of instructions limits the speed of products with few rows. Elements
+// beyond the end of a matrix, scales included, are zeros.
 template <WeightFormat F, int kRows> constexpr int kSpan = span_of(F, kRows);
 // Whether a group of wgmma instructions takes a whole weight tile of the stage, or half of one where sums leave few
 // registers.
@@ -78,10 +78,10 @@ template <int kTileBands> __device__ __forceinline__ uint32_t count_tiles(const 
   return __reduce_add_sync(~0u, tiles);
 }
 
-// One thread fetches the stages of every tile as the ring has room, and publishes the tile's number with its first
-// stage. The row tiles of a stage are one copy: issuing seventeen small copies took longer than computing the products
-// of a stage. Row tiles beyond the end of a matrix belong to the next matrix or are zeros; no thread reads these row
-// tiles.
+// One thread fetches the stages of every tile, each as soon as the ring has a free stage, and publishes the tile
+// together with its first stage. The row tiles of a stage are one copy: issuing seventeen small copies took longer than
+// computing the products of a stage. Row tiles beyond the end of a matrix belong to the next matrix or are zeros; no
+// thread reads these row tiles.
 template <WeightFormat F, int kRows, int kTileBands>
 __device__ void produce(const Params& p, Memory<F, kRows, kTileBands>& m, uint32_t tiles) {
   using M = Memory<F, kRows, kTileBands>;
@@ -138,7 +138,7 @@ template <WeightFormat F, int kRows, int kTileBands> class Consumer {
     return {w[0], w[1], w[2], w[3]};
   }
   // All products of tile `t` with kWidth rows of x. While the products of one part of a weight tile run, the next part
-  // is decoded into other registers. A stage is released when the first products of the next stage are under way.
+  // is decoded into other registers. A stage is released when the first products of the next stage have been issued.
   template <int kWidth> __device__ __forceinline__ void multiply(const Tile& t, float (&d)[kBlocks][kWidth / 2]) {
     steps_ = span_of<F, kRows>(p_, t).steps;
 #pragma unroll
@@ -163,8 +163,8 @@ template <WeightFormat F, int kRows, int kTileBands> class Consumer {
   static constexpr int kParts = kOfWeightTile * M::kWeightTiles;  // parts of a stage
   using Part = uint32_t[kBlocks][kSteps][4];
   // The products of a stage whose first part is already decoded in parts_[kFirst]. At the end the first part of the
-  // next stage is decoded, in the other buffer where the number of parts is odd. Returns whether this stage was the
-  // last.
+  // next stage is decoded into parts_[kFirst], or into the other buffer if the number of parts is odd. Returns whether
+  // this stage was the last.
   template <int kWidth, int kFirst>
   __device__ __forceinline__ bool stage(float (&d)[kBlocks][kWidth / 2], uint32_t& step) {
     static_assert(kParts > 1, "the stage before is handed back when the first of several is under way");
@@ -232,7 +232,8 @@ __device__ __forceinline__ void compute(const Params& p, Consumer<F, kRows, kTil
     if (row_tile < p.row_tiles)
       finish<F, kWidth, kGated>(p, t, row_tile, kEarly ? early : ends_of<F>(p, t, row_tile), sums);
   };
-  // Not a loop: the compiler would not unroll such a long body, and indexed sums would lie in local memory.
+  // This is not a loop, because the compiler would not unroll such a long body, and sums with a variable index would be
+  // in local memory.
   static_assert(kBlocks <= 2);
   end(t.row_tile + consumer.band_[0], d[0]);
   if constexpr (kBlocks == 2) end(t.row_tile + consumer.band_[1], d[1]);

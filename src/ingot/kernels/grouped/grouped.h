@@ -12,7 +12,8 @@ namespace ingot {
 
 struct GroupedLinear {
   Tensor x;                // (R, K) bf16, rows 16-byte aligned
-  const uint8_t* w;        // on the device: `groups` matrices of N rows in its weight tiles (quant/device_order.h)
+  const uint8_t* w;        // on the device: `groups` matrices of N rows in weight tiles of `format`
+                           // (quant/device_order.h)
   WeightFormat format;     // bf16, fp8 or mxfp4
   int64_t groups, n;       // n = N
   const float* bias;       // (groups, N) or null
@@ -20,12 +21,14 @@ struct GroupedLinear {
   Tensor y;                // (R, N) f32, or (R, N / 2) bf16: gated
   bool add = false;        // y += ...; not where y is gated
   float limit = 7, alpha = 1.702f;
-  // A zero on the device, which the launch leaves at zero, or null. With a counter, blocks claim tiles as they become
-  // free, which helps where groups differ in rows. Two launches that may run at once need two counters.
+  // A counter on the device, or null. The counter is zero before and after the launch. With a counter, each block
+  // claims its next tile when it has finished a tile, which helps if groups have different numbers of rows. Two
+  // launches that may run at once need two counters.
   uint32_t* claims = nullptr;
   // Above 1, with one group: K is divided among `parts` sums, so that a product of few rows of x occupies more
-  // multiprocessors. offsets is then {0, R, 2 R, ...} (parts + 1 entries), y has parts R rows of f32, and row i R + r
-  // is part i of row r; part 0 includes the bias. A part does not depend on R. See grouped_takes_parts().
+  // multiprocessors. offsets is then {0, R, 2 R, ...} (parts + 1 entries), y has parts * R rows of f32, and row i * R +
+  // r is part i of row r. Part 0 includes the bias. The numbers of a part do not depend on R. See
+  // grouped_takes_parts().
   int64_t parts = 1;
 };
 void grouped_linear(const GroupedLinear& a, Stream stream);

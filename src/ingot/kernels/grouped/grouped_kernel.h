@@ -12,8 +12,8 @@ struct Product {
   void* y;
   int64_t y_stride, row_tile_bytes, matrix_bytes;
   uint32_t groups, row_tiles, weight_tiles, n, tile_rows;
-  // Above 1, the groups are the parts of one product's sums; a part has so many weight tiles of K, the last one the
-  // rest.
+  // If `parts` is above 1, the groups are the parts of the sums of a single product. Each part has `part_tiles` weight
+  // tiles along K; the last part has the remaining ones.
   uint32_t parts, part_tiles;
   bool add;
   float limit, alpha;

@@ -11,7 +11,8 @@ struct Maps {
   CUtensorMap x, weights;  // weights: (groups row tiles, bytes of a row tile) in elements of 8 bytes
 };
 struct Params : Maps, Product {};
-// Weight tiles of a row tile that one stage brings. Rows of fp8 end with scales, which are no weight tiles.
+// The number of weight tiles of a row tile in one stage. In fp8 the scales at the end of a row tile do not count as
+// weight tiles.
 constexpr int span_of(WeightFormat f, int rows) { return f == WeightFormat::mxfp4 && rows <= 80 ? 3 : 1; }
 template <WeightFormat F>
 void launch(const Params& p, const TileShape& tile, bool gated, int64_t blocks, int device, Stream stream);

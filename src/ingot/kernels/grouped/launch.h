@@ -5,11 +5,11 @@
 
 namespace ingot::grouped {
 
-// A gate is asked for by the type of its result.
+// The caller requests the gate by the type of the result.
 inline bool is_gated(const GroupedLinear& a) { return a.y.dtype == DType::bf16; }
-// grouped_linear() with the limits of a GPU, which tests choose.
+// grouped_linear() for a GPU with the given limits, which tests choose.
 void launch(const GroupedLinear& a, const gpu::Limits& limits, Stream stream);
-// `product` is complete but for tile_rows.
+// All fields of `product` are set except tile_rows.
 void launch_hopper(const GroupedLinear& a, const Product& product, Stream stream);
 void launch_portable(const GroupedLinear& a, const Product& product, const gpu::Limits& limits, Stream stream);
 

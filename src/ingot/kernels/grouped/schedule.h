@@ -49,9 +49,9 @@ struct Walk {
 // zero for the next launch.
 INGOT_HD constexpr uint32_t claimed_tile(uint32_t claim, uint32_t blocks) { return blocks + claim; }
 
-// The kernels of a format, by the rows of x of their tiles: 16, `middle` and `widest`. narrow_of() gives the smaller
-// number of rows that a kernel can multiply alone, for tiles with fewer rows. MXFP4's widths leave registers for four
-// warpgroups (grouped.cuh), which is worth more than width.
+// The kernels of a format, by the rows of x of their tiles: 16, `middle` and `widest`. For tiles with fewer rows,
+// narrow_of() gives a smaller number of rows that a kernel can multiply. MXFP4's widths leave registers for four
+// warpgroups (grouped.cuh), which gains more time than a greater width.
 struct Widths {
   int middle, widest;
 };
@@ -66,11 +66,11 @@ struct TileShape {
   int rows, kernel;
   int row_tiles = kBands;
 };
-// With several groups: small tiles where memory bandwidth limits the time; otherwise tiles so wide that nearly every
-// group is one tile, or with MXFP4 a few tiles. With one matrix: the tile shape whose waves of blocks end first, where
-// reading the weights of a tile counts as much as some rows of x. Tiles of 64 rows of weights give work to
-// multiprocessors that a product of few rows of x would leave idle; of these, tiles of 16 rows of x have the most
-// stages.
+// With several groups: small tiles if memory bandwidth limits the time, otherwise tiles so wide that nearly every group
+// is one tile, or with MXFP4 a few tiles. With one matrix: the tile shape whose waves of blocks end first; in this
+// model, reading the weights of a tile takes as long as multiplying some rows of x. Tiles of 64 rows of weights give
+// work to multiprocessors that a product of few rows of x would leave idle; of these, tiles of 16 rows of x have the
+// most stages.
 inline TileShape pick_tile(int64_t rows, int64_t groups, int64_t row_tiles, int64_t sms, WeightFormat f, bool gated,
                            int64_t parts = 1) {
   const auto [middle, widest] = widths_of(f);
@@ -92,8 +92,8 @@ inline TileShape pick_tile(int64_t rows, int64_t groups, int64_t row_tiles, int6
     if (time_of(t) < time_of(best) && !(gated && t.row_tiles != int(kBands))) best = t;
   return best;
 }
-// The widths of the portable kernels, in rows of x, and the widest one of a format: the sums of a tile of 128 rows of
-// weights by 192 rows of x and more leave no registers.
+// The widths of the portable kernels in rows of x, and the greatest width for a format. The sums of a tile of 128 rows
+// of weights by 192 rows of x, or of a larger tile, would leave no registers.
 constexpr int kPortableWidths[] = {16, 48, 96};
 constexpr int portable_widest(WeightFormat f) { return f == WeightFormat::bf16 ? 128 : 176; }
 // The choice: for several groups the width with which nearly every group is one tile, and for groups of many rows the

@@ -86,8 +86,8 @@ bool by_cublaslt(const PlainProduct& p, Products products, const Tensor& workspa
 
 const char* operand_refusal(const PlainProduct& p);
 
-// cuBLASLt's kernels for 16-bit operands of unaligned rows round the product before they add a bias to it. There the
-// bias is written to c first, and the product is added to c.
+// cuBLASLt's kernels for 16-bit operands with unaligned rows round the product before they add the bias. For such
+// operands, therefore, the bias is first written to c, and the product is then added to c.
 bool by_cublaslt_rounded_once(const PlainProduct& p, Products products, const Tensor& workspace, Stream stream) {
   if (!p.bias || p.beta != 0 || !gemm::is_16_bit(p.a.dtype) || !gpu::lt_available() ||
       (gemm::rows_are_aligned(p.a) && gemm::rows_are_aligned(p.b)))
@@ -196,7 +196,7 @@ void sum_rows(const Tensor& dy, const Tensor& db, Stream stream) {
   });
 }
 
-// --- signs where the core neither writes nor reads the signs: a thread for each word
+// --- signs for products in which the core does not handle signs: a thread for each word
 
 // use(bit, row, column) for the elements of a word inside the matrix.
 template <class Use> __device__ void each_sign(int64_t word, int64_t rows, int64_t cols, Use&& use) {

@@ -24,8 +24,8 @@ enum class Products { fp32, bf16, tf32 };
 struct Linear {
   Tensor x, w, b;  // (T, K), (N, K), (N) or left out
   Tensor y;        // (T, N)
-  Tensor pre;      // (T, N): where the value before the activation is kept, or left out
-  Tensor signs;    // u8, linear_sign_bytes(T, N, device): where its sign is kept, or left out
+  Tensor pre;      // (T, N): receives the value before the activation, or left out
+  Tensor signs;    // u8, linear_sign_bytes(T, N, device): receives the sign of that value, or left out
   Act act = Act::identity;
   double alpha = 1;         // y = f(alpha * x W^T + b)
   bool accumulate = false;  // y += x W^T; needs the identity and no bias
@@ -47,7 +47,7 @@ struct LinearBackward {
   Tensor dy, x, w;  // (T, N), (T, K), (N, K); x only for dw, w only for dx
   Tensor dx;        // (T, K) or left out
   Tensor dw, db;    // (N, K), (N) accumulated, or left out
-  Tensor pre;       // (T, K): where x = f(pre), then dx is multiplied by f'(pre)
+  Tensor pre;       // (T, K): given if x = f(pre): dx is then multiplied by f'(pre)
   Tensor signs;     // in place of pre: the signs that linear kept; x is then read too
   Act act = Act::identity;
   bool accumulate_dx = false;
@@ -57,7 +57,8 @@ struct LinearBackward {
 };
 void linear_backward(const LinearBackward& a, Stream stream);
 
-// c = alpha * op(a) op(b) + beta * c       op is the transpose where asked; c (M, N), all row-major with any row stride
+// c = alpha * op(a) op(b) + beta * c       op is the transpose if requested; c (M, N), all row-major with any row
+// stride
 struct MatMul {
   Tensor a, b, c;
   bool transpose_a = false, transpose_b = false;

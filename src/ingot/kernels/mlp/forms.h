@@ -87,8 +87,8 @@ bool mlp_backward_to_512_takes(const MlpBackward& m);
 void mlp_backward_to_512(const MlpBackward& m, Stream stream);
 int64_t mlp_backward_to_512_workspace_bytes(const MlpBackward& m);
 
-// The same for few rows without weight norm: each block of a cluster computes a part of every layer's columns, and then
-// a part of the sums over all rows.
+// The same for few rows and without weight norm: each block of a cluster computes a part of every layer's columns, and
+// then a part of the sums over all rows.
 bool mlp_backward_to_512_few_rows_takes(const MlpBackward& m);
 void mlp_backward_to_512_few_rows(const MlpBackward& m, Stream stream);
 int64_t mlp_backward_to_512_few_rows_workspace_bytes(const MlpBackward& m);

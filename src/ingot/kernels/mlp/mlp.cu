@@ -17,7 +17,7 @@ int64_t few_rows_to_512(const gpu::Limits& limits) { return 64 * (limits.sms / 2
 
 int64_t fewest_backward_rows(const MlpBackward& m) {
   if (mlp_widest(m) <= kMlpTo128) return kStreamedBackwardRowsTo128;
-  if (mlp_has_norms(m.layers)) return 1;  // in the portable form every block computes the scales
+  if (mlp_has_norms(m.layers)) return 1;  // with weight norm, every block of the portable form computes the scales
   return !m.saved && mlp_backward_values(m) > 0 && !slope_follows_from_value(m.act) ? kFormedSlopesRows : 1;
 }
 // Beyond 128 columns the form for few rows is the fastest up to this number of rows (docs/mlp-kernels.md).
@@ -118,7 +118,8 @@ void mlp_backward(const MlpBackward& m, Stream stream) {
   if (m.x.rows() > 0) mlp_backward_with(m, pick_mlp_form(m, gpu::limits(m.x.device.index)), stream);
 }
 int64_t mlp_workspace_bytes(const Mlp& m) {
-  const bool is_portable = m.x.dtype == DType::f32 || mlp_widest(m) <= kMlpTo128;  // or keeps a normed W in blocks
+  // The portable form and the forms to 128 compute a weight-normalised W inside their blocks, without a workspace.
+  const bool is_portable = m.x.dtype == DType::f32 || mlp_widest(m) <= kMlpTo128;
   return is_portable ? 0 : mlp_formed_weights_bytes(m.layers);
 }
 int64_t mlp_backward_workspace_bytes(const MlpBackward& m) {

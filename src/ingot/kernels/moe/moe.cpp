@@ -62,7 +62,7 @@ void route_row(const T* logit, int64_t experts, int32_t* chosen, T* weight, int6
     int64_t best = -1;
     for (int64_t e = 0; e < experts; ++e) {
       if (std::find(chosen, chosen + i, int32_t(e)) != chosen + i) continue;
-      if (best < 0 || logit[e] > logit[best]) best = e;  // a NaN is taken only when no further candidate is left
+      if (best < 0 || logit[e] > logit[best]) best = e;  // a NaN is chosen only if no number is left
     }
     chosen[i] = int32_t(best);
     weight[i] = logit[best];

@@ -80,7 +80,7 @@ __device__ __forceinline__ void make_lists(const uint32_t* chosen, const float* 
 }
 
 // A block's copy in shared memory of the lists of up to `most` expert slots, so that loads do not wait for each other.
-// Where a single block writes the lists, this struct holds the lists themselves.
+// If a single block writes the lists, this struct holds the lists themselves.
 struct Copy {
   int32_t *expert, *row;  // (most), (most, kCols)
   float* weight;          // (most, kCols)

@@ -109,8 +109,9 @@ Tensor iterate_on_matrix(Tensor x, const Workspace& w, const Coefficients& co, P
 
 // Steps for long matrices, from x to y. With Q = a I + b A + c A A each step is X = Q X, so A becomes Q A Q; every Q is
 // a polynomial in the first A, so all squares commute and all products are symmetric. X itself is multiplied once, by P
-// = Q ... Q: 0.45 of the operations for 256 x 1,024. A's small eigenvalues have an absolute error, multiplied by a^2 in
-// each step, but this error enters X times equally small singular values. bf16 would lose these eigenvalues.
+// = Q ... Q: 0.45 of the operations for 256 x 1,024. A's small eigenvalues have an absolute error, which each step
+// multiplies by a^2. In X, however, this error is multiplied by the equally small singular values. bf16 would lose
+// these eigenvalues.
 template <class T>
 void iterate_on_square(const Tensor& x, const Tensor& y, const Workspace& w, const Coefficients& co, int steps,
                        Stream stream) {
@@ -213,7 +214,7 @@ void muon(const Muon& call, Stream stream) {
   const int64_t count = m.p.size(0), rows = m.p.size(1), cols = m.p.size(2);
   with_wide_float_type(m.p.dtype, "muon", [&](auto type) {
     using T = decltype(type);
-    // Neither the number of lanes nor the assignment of matrices to lanes changes a bit.
+    // The results have the same bits for any number of lanes and any assignment of matrices to lanes.
     int64_t lanes = std::min(count, lanes_of(rows, cols, m.p.dtype));
     if (lanes < thread_count() && rows * cols > kSmallMatrix) lanes = 1;
     lanes = std::min<int64_t>(lanes, thread_count());

@@ -8,9 +8,9 @@
 // Where the long side is at least twice the short side, matrices iterate on A (newton_schulz.h): on a CPU in fp32 and
 // fp64 they multiply X once in five steps, which leaves X errors of some 500 roundings where singular values are near
 // zero, and on a GPU with bf16 products twice. A zero gradient gives a zero update, never NaN. On a GPU parameters are
-// f32 or bf16; with bf16 products the iteration runs in f16, whose roundings are smaller, on our kernels, with half of
-// each symmetric product computed, and coefficients with which singular values would leave f16's range are refused;
-// with further types on cuBLASLt.
+// f32 or bf16; with bf16 products the iteration runs on Ingot's kernels in f16, whose roundings are smaller than those
+// of bf16, and only half of each symmetric product is computed. Coefficients with which singular values would leave
+// f16's range are refused. With other types of products the iteration runs on cuBLASLt.
 #include "ingot/core/tensor.h"
 #include "ingot/kernels/linear/linear.h"
 

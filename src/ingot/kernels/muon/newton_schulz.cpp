@@ -17,8 +17,9 @@ double largest(Polynomial&& polynomial, double most, std::initializer_list<doubl
 
 }  // namespace
 
-// In terms of an eigenvalue l = s s of A: Q's is q(l) = a + b l + c l l, extreme at -b / 2 c, and the next singular
-// value s q(l), extreme where a + 3 b l + 5 c l l = 0. A zero without a value is NaN and lies in no interval.
+// Let l = s s be an eigenvalue of A. The eigenvalue of Q is q(l) = a + b l + c l l, with an extremum at l = -b / 2 c.
+// The next singular value is s q(l), with extrema where a + 3 b l + 5 c l l = 0. A zero that does not exist is computed
+// as NaN, which lies in no interval.
 IterationRange iteration_range(const Coefficients& co) {
   const auto q = [&](double l) { return co.a + co.b * l + co.c * l * l; };
   const double root = std::sqrt(9 * co.b * co.b - 20 * co.a * co.c), straight = -co.a / (3 * co.b);

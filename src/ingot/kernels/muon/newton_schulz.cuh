@@ -157,7 +157,8 @@ template <class Core> struct BankProducts {
     symmetric<Result::blend_and_factor>(
         a, a, {.to = q, .alpha = co.c / scale, .add = a, .beta = co.b, .factor = p, .by = 1 / scale, .diagonal = co.a});
   }
-  // to = (a I + q) y, of squares. The identity's part stays out of q, whose small numbers would lose their bits to it.
+  // to = (a I + q) y, for square matrices. a I is not added to q beforehand, because the small numbers on q's diagonal
+  // would lose bits in that sum.
   void apply(const Tensor& q, const Tensor& y, const Tensor& to) const {
     symmetric<Result::blend>(q, y, {.to = to, .alpha = 1 / scale, .add = y, .beta = co.a});
   }
@@ -171,8 +172,9 @@ template <class Core> struct BankProducts {
   }
 
  private:
-  // The right factor's rows are read as rows: its columns would do, if the rounded square were symmetric. It is not
-  // inside the tiles on the diagonal, and steps enlarge the difference of y and its transpose from 0.1 % to 5 %.
+  // The right factor is read by rows. Reading it by columns would give the same result if the rounded square were
+  // symmetric. Inside the tiles on the diagonal it is not symmetric, and the steps would enlarge the difference between
+  // y and its transpose from 0.1 % to 5 %.
   template <Result kResult> void symmetric(const Tensor& left, const Tensor& right, const Blended& to) const {
     launch<Product<Core, T, Major::k, Major::mn, Triangle, kResult>>(left, right, left.size(1), to, stream);
   }
@@ -210,7 +212,8 @@ void iterate_on_square(const BankProducts<Core>& products, const IterationBank& 
 namespace ingot::cuda {
 
 template <class Core> Tensor launch_iteration(const IterationBank& n, const Coefficients& co, Stream stream) {
-  // P's roundings in f16 are 2^-12 of this growth, no more than the roundings of bf16 that a result has anyway.
+  // P's roundings in f16 are 2^-12 of this growth, which is no more than the roundings to bf16 that the result has in
+  // any case.
   constexpr double kMostGrowth = 64;
   const newton_schulz_detail::BankProducts<Core> products{n.scale, co, stream};
   Tensor x = n.x, other = n.other;

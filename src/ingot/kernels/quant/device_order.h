@@ -7,8 +7,8 @@
 // A pair is codes i and i + 4 of a weight tile's word, in the low and the high half: signs at bit 15, the remaining
 // three bits at 8 to 6: the number times 2^-126. With M for those eight places and y = w rotated left by 6:
 //   pair 0: w & M      pair 1: (w << 4) & M      pair 2: (y << 4) & M      pair 3: (y ^ (y << 8)) & M
-// Found by trying all forms of one rotation and three shifts: this is the cheapest form whose 32 bits determine w. At
-// most three shifts of M have no bit in common, so pair 3 is made of sums of two bits.
+// This form was found by trying all forms with one rotation and three shifts: it is the cheapest form from whose 32
+// bits w can be recovered. At most three shifts of M have no bit in common, so the bits of pair 3 are sums of two bits.
 #include <cstdint>
 
 #include "ingot/core/hd.h"

@@ -58,7 +58,7 @@ uint8_t e4m3_nearest(float x) {
   if (std::isnan(x)) return sign | 0x7f;
   const float m = std::min(std::abs(x), kE4m3Max);
   if (m < 0x1p-6f) return sign | uint8_t(std::nearbyint(m * 0x1p9f));  // subnormal; 8 is the smallest normal number
-  // As bf16 rounds: add half of the last kept place, less one where the last kept bit is even.
+  // Rounds as bf16 does: adds half of the last kept place, less one if the last kept bit is even.
   uint32_t u = std::bit_cast<uint32_t>(m);
   u += 0x7ffffu + ((u >> 20) & 1);
   return sign | uint8_t((u >> 20) - (120u << 3));

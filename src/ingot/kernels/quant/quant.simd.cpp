@@ -24,7 +24,7 @@ INGOT_SIMD_INLINE V as_float(Vec<int32_t> bits) {
   return v;
 }
 
-// L integers of fewer bits as 32 bits each, by one instruction that also reads them. For __builtin_convertvector GCC 12
+// Reads L integers of fewer bits and widens each to 32 bits, by one instruction. For __builtin_convertvector GCC 12
 // writes two conversions of half a vector and three moves, which together take longer than the memory.
 #if defined(__AVX512F__)
 INGOT_SIMD_INLINE Vec<int32_t> widened(const uint16_t* p) {
@@ -94,8 +94,8 @@ INGOT_SIMD_INLINE Block read_block(const uint8_t* bytes) {
 }
 
 // --- dots
-// The end of a product's sum. Rounded once, by request: the compiler would choose anew for every number of rows, and a
-// row's sum should not depend on the rows beside it.
+// The end of a product's sum, explicitly a fused multiply-add that rounds once. Otherwise the compiler would decide
+// differently for different numbers of rows, and a row's sum must not depend on the number of rows.
 INGOT_SIMD_INLINE float scale_and_add(float sum, float scale, float bias) { return __builtin_fmaf(sum, scale, bias); }
 
 template <int T, class Read, class Number> void dots(const StoredDots& a) {
@@ -431,7 +431,8 @@ void stored_widen_mxfp4(const StoredWiden& a) {
   for (int64_t n = 0; n < a.rows; ++n, row += a.k / 2, scales += a.k / 32)
     for (int64_t b = 0; b < a.k / 32; ++b) {
       const Block w = read_block(row + b * 16);
-      // The codes are doubled, and half of 2^-127 is no float: the halving comes after the scale's product.
+      // The codes are twice the numbers. Half of the scale 2^-127 is not representable, so the product with the scale
+      // is halved instead of the scale.
       const V scale = splat(a.exponents[scales[b]]);
       float even[16], odd[16];
       for (int i = 0; i < 16 / L; ++i) {

@@ -3,9 +3,9 @@
 // row tile's weight tiles, and their sums meet in shared memory.
 //   sum[r, j] = sum_c w[r, c] x[j, c]        r < 16 rows of a row tile, j < 1, 8 or 16 activation vectors
 // An activation vector is a row of bf16 activations in the lanes' reading order: 128 bytes for 64 numbers, two planes
-// of 4 x 16 bytes, where lane 4 g + t reads part t. fp8 and mxfp4 codes become bf16 by moving bits alone, which makes
-// the numbers smaller by a power of two. Activation vectors are larger by another power (kInputScale), so that no
-// product is subnormal, and kOutputScale undoes both.
+// of 4 x 16 bytes, where lane 4 g + t reads part t. fp8 and mxfp4 codes become bf16 only by moving bits, which makes
+// the numbers smaller by a power of two. Activation vectors are made larger by another power of two (kInputScale), so
+// that no product is subnormal. kOutputScale undoes both factors.
 #include "ingot/core/hd.h"
 #include "ingot/gpu/ptx/convert.cuh"
 #include "ingot/gpu/ptx/memory.cuh"

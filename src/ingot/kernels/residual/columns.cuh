@@ -94,8 +94,8 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-// Adds up the row blocks' sums: a warp's lanes are 32 columns, and the warps take blocks in turn. Few blocks of threads
-// have work, so that only many loads under way hide the memory's latency.
+// Adds up the row blocks' sums: a warp's lanes are 32 columns, and the warps take blocks in turn. Only few blocks of
+// threads have work, so each thread must have many loads in flight to hide the memory's latency.
 constexpr int kPartialThreads = 1024;
 template <class Body>
 __global__ void __launch_bounds__(kPartialThreads)
@@ -107,7 +107,7 @@ __global__ void __launch_bounds__(kPartialThreads)
   Memory& memory = tile::shared<Memory>();
   const int warp = int(threadIdx.x) / 32, lane = int(threadIdx.x) % 32;
   const int64_t c = int64_t(blockIdx.x) * 32 + lane;
-  constexpr int kAhead = kSums > 2 ? 2 : 4;  // in the registers of a full multiprocessor of threads
+  constexpr int kAhead = kSums > 2 ? 2 : 4;  // limited by the registers of a multiprocessor that is full of threads
   double total[kSums] = {};
   if (c < w.cols)
 #pragma unroll kAhead

@@ -58,8 +58,8 @@ void check_large_config(const RmsNorm& a, const RmsNormConfig& c, const gpu::Lim
       c.cluster, " of ", c.threads, " threads, expected ", vecs,
       " x 1 (or 2 x 1, 3 x 1 or 1 x 2 where rows are kept) in ", most,
       " threads, clusters only where blocks walk, and a block to a row where it is read twice without a residual");
-  // Also where a cluster is a single block: the barrier behind the kernel's first writes to shared memory is the
-  // cluster's, and code for other GPUs has no such barrier.
+  // This also holds for clusters of a single block: after its first writes to shared memory the kernel uses a cluster
+  // barrier, which code for other GPUs does not contain.
   if (c.walk && !limits.hopper)
     fail(ErrorCode::unsupported, "rmsnorm: found blocks that walk over rows on a GPU of compute capability ",
          limits.capability / 10, ".", limits.capability % 10, ", expected one of 9.0, which has clusters");
@@ -116,7 +116,7 @@ void launch_large(const RmsNorm& a, const RmsNormConfig& c, const gpu::Limits& l
     const int64_t grid = (p.rows + c.rows_per_block() - 1) / c.rows_per_block();
     p.early = tile::early_reads(p.rows * p.vecs * 16, grid, a.residual ? 2 : 1);
   }
-  if (c.walk) {  // two blocks to an SM
+  if (c.walk) {  // two blocks for each SM
     const int64_t clusters = std::min(p.rows, 2 * int64_t(limits.resident(c.cluster)));
     constexpr int64_t kRing = int64_t(kWalkStages) * kWalkThreads * kWalkVecs * 16;
     gpu::launch("rmsnorm", rmsnorm_walk,

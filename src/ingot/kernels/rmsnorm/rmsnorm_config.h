@@ -72,8 +72,8 @@ constexpr bool pick_large_config(const RmsNormShape& s, int64_t vecs, RmsNormCon
     c.vecs_per_thread = !s.residual && (warp || vecs > 2 * kKeptThreads) ? 4 : 2;
     const bool pair = c.kept && vecs > 8 && vecs <= 16;  // a warp's loads then lie side by side: 0.5 %
     if (pair) c.vecs_per_thread = 1, c.rows_per_group = kRowPair;
-    // Three vectors on 8 or 16 lanes, where two on 16 or 32 leave a quarter of the lanes idle: 5 % for 192 and 384
-    // columns of 16 bits.
+    // Three vectors per lane on 8 or 16 lanes, where two vectors on 16 or 32 lanes would leave a quarter of the lanes
+    // idle. This gains 5 % for 192 and 384 columns of 16 bits.
     if (c.kept && ((vecs > 16 && vecs <= 24) || (vecs > 32 && vecs <= 48))) c.vecs_per_thread = 3;
     const int64_t lanes = (vecs + c.vecs_per_thread - 1) / c.vecs_per_thread;
     c.group = int(lanes <= 32 ? round_up_pow2(lanes) : (lanes + 31) / 32 * 32);
@@ -99,7 +99,7 @@ constexpr RmsNormConfig pick_rmsnorm_config(const RmsNormShape& s, gpu::Limits s
   // (hints on the loads alone cost as much), and a reader of y would find little of y in L2 anyway.
   c.streaming = s.rows * s.cols * size_of(s.dtype) >= gpu::half_l2_bytes(sm);
   if (c.streaming && s.plain && sm.hopper && pick_large_config(s, vecs, c)) return c;
-  // Few rows leave the GPU mostly idle: only latency counts, and short work per thread shortens it.
+  // With few rows most of the GPU is idle, so only latency matters; little work per thread keeps the latency short.
   if (s.rows <= 4 * int64_t(sm.sms) && vecs <= 2 * kRmsNormMaxThreads) {
     c.vecs_per_thread = vecs < 64 ? 1 : 2;
   } else if (vecs <= 128) {
@@ -159,7 +159,8 @@ constexpr int backward_pieces(int s_bytes, int dy_bytes, int columns, bool rare)
   const int s = columns * s_bytes / 16, dy = columns * dy_bytes / 16;
   return s + (dy > s ? dy : s) + (rare ? s : 0);
 }
-// Threads of an SM: as many as find registers for their rows, w and dw, and as many again for the rest.
+// The number of threads on an SM for which the registers suffice: registers for the rows, w and dw, and as many again
+// for everything else.
 constexpr int backward_threads(int s_bytes, int dy_bytes, int columns, int rows_at_once, bool rare) {
   return s_bytes + dy_bytes == 4 && columns * rows_at_once <= 16 && !rare ? 768 : 512;
 }
@@ -195,7 +196,8 @@ constexpr void pick_backward_work(RmsNormBackwardConfig& c, const RmsNormBackwar
   const bool wide = halves && !rare && s.cols >= 4096 && fills && s.rows >= 2 * int64_t(sm.sms);
   c.columns = 16, c.rows_at_once = 1;
   if (s.s != s.dy || !sm.hopper) return;
-  // Too few rows to hide a barrier of many threads behind further work: pairs of small blocks, three to an SM.
+  // There are too few rows to hide a barrier of many threads behind other work, so a row is given to a pair of small
+  // blocks, of which three fit on an SM.
   if (halves && !rare && s.cols > 3584 && s.cols <= 4096 && s.rows >= 2048 && s.rows <= 8192) {
     c.columns = 8, c.rows_at_once = 2, c.cluster = 2;
     return;
@@ -271,7 +273,7 @@ constexpr int64_t most_partial_rows(int64_t rows, int64_t cols, DType s, gpu::Li
 struct RmsNormTuning {
   RmsNormConfig config;
   bool overlap = true;   // programmatic dependent launch
-  bool prefetch = true;  // and the first blocks' rows asked for meanwhile
+  bool prefetch = true;  // and a prefetch of the first blocks' rows before the wait for the earlier kernel
 };
 
 struct RmsNormBackwardTuning {

@@ -26,13 +26,14 @@ constexpr int kCandidates = 128;  // the most ids that are compared with each ot
 constexpr int kThreadsOfCandidate = kFilterThreads / kCandidates;
 constexpr int kTurnsOfPass = 15;  // turns whose counts fit into a block's histogram of 32 bits
 constexpr uint64_t kNoLimit = ~uint64_t(0);
-// The threads that search a histogram. With all threads, adding up the sums of their warps would take longer than
-// adding up the bins; with fewer, the bins of a thread take too many registers.
+// The threads that search a histogram. With all threads, adding the sums of the warps would take longer than adding the
+// bins. With fewer threads than this, the bins of a thread would take too many registers.
 constexpr int kSearchThreads = kFilterThreads < 512 ? kFilterThreads : 512, kBinsOfThread = kBins / kSearchThreads;
 
 // Global memory of one row, which the blocks of its cluster share.
 struct FilterSpace {
-  // The present histogram, the preceding histogram, and the next histogram, which is being set to zero, in turn.
+  // The present histogram, the preceding histogram, and the next histogram, which is being set to zero. The three
+  // arrays take these roles in turn.
   uint64_t sums[3][kBins];
   uint64_t list[2][kCandidates];  // places of the candidates of top-k and of top-p
   uint32_t listed[2];             // their number
@@ -107,7 +108,7 @@ template <class T, bool kClusters, bool kCached> struct Filter : BlockLogits<T, 
     sync();
     return warp_max(received(0, 0, 0));
   }
-  // A logit that some id of every warp reaches; or -INFINITY. Called after largest_logit().
+  // A logit such that every warp has an id with at least this logit; or -INFINITY. Called after largest_logit().
   __device__ float least_of_warps() const { return float_of_ordered(~warp_max(~received(0, 2, ~0u))); }
 
   // --- one filter

@@ -11,7 +11,8 @@ struct Logprobs {
   Tensor token;   // (R) i32: an id below V
   Tensor top;     // (R, k) i32, k <= V, or none
   Tensor values;  // (R, 1 + k) f64: of `token`, then of the likeliest ids
-  // as Sample::rows: only these rows, each with its own number of ids (at least k); or none: all rows
+  // As Sample::rows: only these rows are computed, each with its own number of ids (at least k). If left out, all rows
+  // are computed.
   Tensor rows;
   Tensor workspace;  // u8, logprobs_workspace_bytes() for the number of rows; none on the CPU
 };

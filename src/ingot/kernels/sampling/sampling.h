@@ -68,7 +68,8 @@ struct Sample {
   // Each entry names its row of the tensors above; rows without an entry are left alone. `options`, seed and step then
   // have no effect.
   Tensor rows;
-  // A hint about `rows`, which the host may not be able to read: some rows have filters; some rows have none.
+  // Hints about `rows`, which the host may not be able to read: whether some rows have filters, and whether some rows
+  // have none.
   bool some_filtered = true, some_unfiltered = true;
   // u8, of sample_workspace_bytes(), 16-byte aligned, zero before the first call. Every call leaves the workspace ready
   // for the next call on the same stream. None on the CPU.

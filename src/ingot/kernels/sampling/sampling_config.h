@@ -12,9 +12,9 @@ using ResidentClusters = std::array<int, kMostCluster + 1>;
 
 // `turns`: of a row with a single block; `cached`: the turns of a block whose logits fit into shared memory. The
 // barriers and searches of a row take as long as kFixedTurns turns, however many blocks it has, and a turn that is read
-// from L2 again in each pass as long as kTurnsOfUncached. Rows that find no free cluster wait for all of that, so few
-// waves matter most: an H200 runs 15 clusters of eight blocks and 17 of six at once, and sixteen rows take 1.4 to 1.7
-// times as long in clusters of eight as in clusters of six.
+// from L2 again in each pass as long as kTurnsOfUncached. Rows that find no free cluster must wait for all of this
+// time, so a small number of waves matters most. An H200 runs 15 clusters of eight blocks, or 17 clusters of six, at
+// once: sixteen rows take 1.4 to 1.7 times as long in clusters of eight as in clusters of six.
 inline int pick_filter_cluster(int64_t rows, int64_t turns, int64_t cached, const ResidentClusters& resident) {
   constexpr double kFixedTurns = 10, kTurnsOfUncached = 2.5;
   int best = 1;

@@ -16,8 +16,8 @@ constexpr int kThreads = 512;
 constexpr int kMostBlocks = 128;  // of a row
 
 // The largest of the logits that a thread has seen; NaN if one of the logits was NaN. A thread keeps only the quad of
-// its largest logit, and finds the id at the end by reading the quad again. An equal logit of a later quad changes
-// nothing, because of equal logits the lowest id wins.
+// its largest logit, and finds the id at the end by reading the quad again. An equal logit in a later quad changes
+// nothing, because the lowest id wins among equal logits.
 struct LargestLogit {
   float logit = -INFINITY;
   int32_t quad = -1;

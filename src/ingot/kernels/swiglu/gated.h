@@ -8,7 +8,7 @@ namespace ingot::cuda {
 // Pairs of blocks: in a training step the data of preceding kernels fills L2, and pairs read less from L2.
 constexpr gemm::Tile kGatedTile = gemm::kPairs128;
 
-// As a single product: the columns of a tile are gate and up of half as many columns of h.
+// Both products as a single product: the columns of a tile are gate and up of half as many columns of h.
 constexpr gemm::Problem gated_problem(int64_t rows, int64_t hidden, int64_t channels) {
   return {rows, gemm::ceil_div(hidden, kGatedTile.n / 2) * kGatedTile.n, channels};
 }
@@ -20,7 +20,7 @@ inline bool gated_is_faster(int64_t rows, int64_t hidden, int64_t channels, cons
   return gemm::efficiency(p, tile, sms) * double(rows * hidden * 2) / double(p.m * p.n) >= 0.7;
 }
 
-// With at most as many rows the time is that of reading the weights: gated_few_rows.cu, for Hopper.
+// Up to this number of rows, reading the weights takes the whole time; Hopper then uses gated_few_rows.cu.
 constexpr int64_t kFewGatedRows = 64;
 void gated_few_rows(const GatedLinear& g, Stream stream);
 

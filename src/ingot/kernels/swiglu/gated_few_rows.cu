@@ -32,10 +32,11 @@ constexpr int kRows = int(kFewGatedRows);  // of x
 constexpr int kColumns = 64;               // of h in a tile
 constexpr int kBlocks = 2;                 // of a cluster, which divide K
 constexpr int kConsumerWarps = gemm::kConsumerThreads / 32, kThreads = gemm::kConsumerThreads + 32;
-// Of 8 columns of the sums, that is of 8 rows of x: all of a tile, those that a block finishes, those of a warpgroup.
+// Numbers of groups of 8 columns of the sums, that is of 8 rows of x: in a tile, in the part that a block finishes, and
+// in the part of a warpgroup.
 constexpr int kEights = kRows / 8, kOfBlock = kEights / kBlocks, kOfGroup = kOfBlock / gemm::kWarpgroups;
-// 192 KB in flight. Four stages, which leave room for a second block on the multiprocessor, take 1 us more with 64 rows
-// and 7 with one.
+// 192 KB in flight. With four stages a second block would fit on the multiprocessor, but the kernel would take 1 us
+// longer with 64 rows and 7 us longer with one row.
 constexpr int kStages = 8;
 
 template <class T, Major kWeights> struct Product {
@@ -163,8 +164,8 @@ __device__ __forceinline__ void add_bias(float (&v)[4 * kOfGroup], const T* bias
   }
 }
 
-// The gate's sums of both halves of K are in the first warpgroup's `sums`, up's in the second's, for the rows that the
-// block finishes.
+// For the rows that the block finishes, the first warpgroup's `sums` are the gate's sums over both halves of K, and the
+// second warpgroup's `sums` are up's.
 template <class P>
 __device__ __forceinline__ void finish(const typename P::Arguments& p, Memory<P>& m, const float (&sums)[4 * kOfBlock],
                                        uint32_t rank, uint32_t tile, uint32_t warp) {
@@ -172,7 +173,7 @@ __device__ __forceinline__ void finish(const typename P::Arguments& p, Memory<P>
   const uint32_t group = warp / 4, thread = threadIdx.x % 128;
   float own[N], other[N];
   half_of<N>(sums, group == 0, own);
-  half_of<N>(sums, group != 0, other);  // which the other warpgroup needs
+  half_of<N>(sums, group != 0, other);  // the half that the other warpgroup needs
   auto& exchange = m.exchange();
 #pragma unroll
   for (int i = 0; i < kOfGroup; ++i) as_words(exchange[group][i][thread], other + 4 * i);

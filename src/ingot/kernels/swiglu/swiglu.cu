@@ -248,7 +248,7 @@ void launch(const char* op, const Operands& o, const SwigluGateTuning& tuning, S
   const bool pairs = s.interleaved, backward = bool(o.dgate);
   const Pass pass = !backward ? Pass::forward : o.again ? Pass::backward_again : Pass::backward;
   const Kernel kernel = pick_kernel(op, s.dtype, c, o.options, pass);
-  // h must not overwrite the interleaved columns of its row, which further threads still read.
+  // h must not overwrite the interleaved columns of its row, which other threads still read.
   INGOT_CHECK(!pairs || s.rows == 0 || backward || o.h.data != o.gate.data, op,
               ": found h on the interleaved columns, expected memory of its own on a GPU");
   INGOT_CHECK(c.threads >= 32 && c.threads <= kSwigluMaxThreads && c.threads % 32 == 0, op, ": found ", c.threads,

@@ -26,7 +26,7 @@ struct KeyGradientParams {
   int64_t query_rows;  // of q and dout
   void *dk, *dv;
   Strides dk_strides, dv_strides;
-  bool add_dv;          // adds to the old value, also rounded
+  bool add_dv;          // adds to the old value, which was rounded, too
   float* query_sums;    // sums of dQ (query_sums.cuh)
   StoredScores stored;  // dS (score_panels.h)
 };
@@ -56,7 +56,8 @@ struct QuerySumParams {
 // Launched with a block of 128 threads for each place of 64 queries and each head.
 template <class T> void (*query_sums_kernel(int width))(const QuerySumParams);
 
-// dS by the kernel that walks over keys, up to 128 wide and without a cap; then dQ of dS.
+// For heads up to 128 wide without a cap: the kernel that walks over keys stores dS, and the second kernel computes dQ
+// from dS.
 template <class T> KeyGradientKernel storing_gradient_kernel();
 struct QueryProductParams {
   Walk walk;

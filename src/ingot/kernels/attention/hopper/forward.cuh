@@ -107,8 +107,8 @@ template <class F> struct Multiplier {
     ring.advance();
   }
 
-  // Scores are compared as they are, or capped as exponents of two; this function converts a score to an exponent of
-  // two.
+  // Without a cap, scores are compared unscaled, and this function returns the factor that converts a score to an
+  // exponent of two. Capped scores already are exponents of two.
   __device__ __forceinline__ float unit() const { return F::kCapped ? 1.f : p.scale_log2; }
 
   // A sink acts as a first key with value zero, visible to all queries.

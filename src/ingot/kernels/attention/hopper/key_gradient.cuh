@@ -90,7 +90,7 @@ template <class F, bool kDv, bool kDk> struct KeyGradient {
           continue;
         }
         if constexpr (F::kAddsQueries) end_sums();
-        if (has_before) {  // released early: a held stage would fill the ring while the remaining warpgroups go on
+        if (has_before) {  // released early, because the ring would fill up while the other warpgroup continues
           end_sums();
           release(&memory.q_empty[stage_before()]);
           has_before = false;
@@ -112,7 +112,7 @@ template <class F, bool kDv, bool kDk> struct KeyGradient {
     if (has_before) release(&memory.q_empty[stage_before()]);
     finish();
   }
-  // Computes dQ of the step before the last shared step, at once.
+  // Computes dQ of the step before the last shared step, and waits for the result.
   __device__ __forceinline__ void compute_query_sums() {
     sums.issue(true);
     ptx::wgmma_commit_group();
@@ -193,7 +193,7 @@ template <class F, bool kDv, bool kDk> struct KeyGradient {
     if constexpr (kDk) {
       pack_operand<T>(b, dp);
       if constexpr (F::kStoresScores) {
-        // A copy, because b may not be read while the product runs; the stores take a while to leave.
+        // A copy of the operand: its registers must not be read while the product runs, and the stores take some time.
         uint32_t ds[F::kQueries / 16][4];
 #pragma unroll
         for (int i = 0; i < F::kQueries / 16; ++i)

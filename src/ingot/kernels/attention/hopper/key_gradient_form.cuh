@@ -8,8 +8,8 @@
 
 namespace ingot::cuda::attention_hopper {
 
-// What computes dQ: a kernel that forms the scores again (query_gradient.cuh), this kernel by adding to sums
-// (query_sums.cuh), or a kernel that reads the stored dS (query_product.cuh).
+// The kernel that computes dQ: a kernel that computes the scores again (query_gradient.cuh), this kernel by adding to
+// sums (query_sums.cuh), or a kernel that reads the stored dS (query_product.cuh).
 enum class QueryGradientBy { scores, sums, stored_scores };
 
 // kQueries: queries of a step. kStages: steps in shared memory. kApart: one warpgroup computes dV, the other dK.

@@ -70,7 +70,7 @@ void forward(const Attention& a, Stream stream) {
   const int width = int(a.q.size(2));
   const ForwardKernel kernel =
       a.q.dtype == DType::bf16 ? forward_kernel<bf16>(width, capped) : forward_kernel<f16>(width, capped);
-  const bool has_keys = a.k.size(0) > 0;  // otherwise no data is prefetched
+  const bool has_keys = a.k.size(0) > 0;  // without keys no data is prefetched
   const WalkMaps maps{.rows = {head_map("attention: q", a.q, kernel.rows)},
                       .k = head_map("attention: k", has_keys ? a.k : a.q, kernel.keys),
                       .v = head_map("attention: v", has_keys ? a.v : a.q, kernel.keys)};

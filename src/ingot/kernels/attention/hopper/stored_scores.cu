@@ -32,7 +32,7 @@ __global__ void __launch_bounds__(kPlaceThreads) attention_score_places(const Wa
     first[place] = int32_t(before - r.begin);
     before += r.end - r.begin;
   }
-  if (before > room) ptx::trap();  // the segments are not what AttentionBackward::regular says
+  if (before > room) ptx::trap();  // the segments differ in length, contrary to AttentionBackward::regular
   if (threadIdx.x == kPlaceThreads - 1) first[w.places] = int32_t(before);
 }
 

@@ -46,7 +46,7 @@ template <class F> struct WalkMemory {
   Tile tile;
 };
 
-// A panel's rows from `rows` on; whole rows, so that the swizzle does not matter. All lanes.
+// Zeroes a panel's rows from `rows` on. These are whole rows, so the swizzle does not matter. Called by all lanes.
 template <uint32_t kBytes> __device__ inline void zero_rows(char* panel, int rows, uint32_t lane) {
   for (uint32_t at = uint32_t(rows) * 128 + lane * 16; at < kBytes; at += 512)
     *reinterpret_cast<uint4*>(panel + at) = make_uint4(0, 0, 0, 0);

@@ -19,8 +19,9 @@ inline GroupOffsets offsets_of(const Tensor& offsets, int64_t rows) {
   return {offsets.ptr<int32_t>(), uint32_t(offsets.size(0) - 1), uint32_t(rows)};
 }
 
-// Stores the sums of one expert's rows, with the expert's bias. Sixteen rows leave by a tensor copy; where the expert
-// ends among them, each thread stores its own elements, because the next rows belong to another expert.
+// Stores the sums of one expert's rows, with the expert's bias. A tensor copy stores sixteen rows at a time. If the
+// expert ends within these rows, each thread instead stores its own elements, because the next rows belong to another
+// expert.
 template <class T> class StoreRows {
  public:
   struct Params {

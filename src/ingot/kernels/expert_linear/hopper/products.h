@@ -6,17 +6,17 @@
 
 namespace ingot::cuda::expert_hopper {
 
-// Of products over rows of x or dy: the epilogue, which stores the rows of one expert only, has no registers left
-// beside the sums of a wider tile.
+// The tile of products over rows of x or dy. A wider tile is not possible, because its sums would leave no registers to
+// the epilogue that stores the rows of one expert only.
 constexpr gemm::Tile kRowsTile = gemm::kTurns128;
-// Of the gradients of the matrices.
+// The tiles of the gradients of the matrices.
 constexpr gemm::Tile kMatrixTiles[] = {gemm::kTurns128, gemm::kTurns192};
 inline int pick_matrix_tile(int64_t n, int64_t k, int64_t experts, int64_t sms) {
   return gemm::pick_tile({n, k, 0, experts}, kMatrixTiles, sms);
 }
 
-// The operands are not empty, their rows begin at multiples of 16 bytes, and the rows of results are whole 16 bytes
-// (gpu/gemm/operands.h).
+// Requires operands that are not empty and whose rows begin at multiples of 16 bytes, and results whose rows are whole
+// multiples of 16 bytes (gpu/gemm/operands.h).
 template <class T> void forward(const ExpertLinear& a, Stream stream);
 template <class T> void backward_dx(const ExpertLinearBackward& a, Stream stream);
 template <class T> void backward_dw(const ExpertLinearBackward& a, Stream stream);

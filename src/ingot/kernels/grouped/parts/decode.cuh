@@ -1,9 +1,9 @@
 #pragma once
-// Weight tiles in shared memory become the left operand of tensor core products, in registers.
+// Decodes weight tiles in shared memory into the left operand of tensor core products, in registers.
 //
-// Codes of 4 and 8 bits become bf16 by shifts and masks, which leaves the numbers smaller by 2^126 and 2^120. One
-// multiplication applies the block's scale and most of this factor. The rest, kOutputScale, keeps large scales in
-// bf16's range.
+// Shifts and masks turn codes of 4 and 8 bits into bf16 numbers that are too small by factors of 2^126 and 2^120. One
+// multiplication applies the block's scale and most of this factor. The rest of the factor, kOutputScale, is applied to
+// the sums, so that large scales stay in bf16's range.
 #ifndef INGOT_EMULATE
 #include <cuda_bf16.h>
 #endif

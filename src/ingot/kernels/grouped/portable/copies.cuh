@@ -11,9 +11,9 @@ template <WeightFormat F, int kWidth> __device__ __forceinline__ uint32_t steps_
   return w.weight_tiles * (64 / Form<F, kWidth>::kColumns);
 }
 
-// Requests a step of tile t, if there is one, as one group of copies. Row tiles behind the matrix are copies of its
-// last one, and rows of x behind the tile are not copied: no sum of either is stored. Columns behind the end of a row
-// are zeros.
+// Requests a step of tile t, if there is one, as one group of copies. Row tiles beyond the end of the matrix are copies
+// of its last row tile, and rows of x beyond the end of the tile are not copied; their sums are never stored. Columns
+// beyond the end of a row are zeros.
 template <WeightFormat F, int kWidth>
 __device__ __forceinline__ void request(const Arguments& p, Memory<F, kWidth>& m, const Tile& t, uint32_t step,
                                         uint32_t stage) {
@@ -22,8 +22,8 @@ __device__ __forceinline__ void request(const Arguments& p, Memory<F, kWidth>& m
   constexpr uint32_t kAtOnce = kThreads / kRowChunks;                          // rows
   const Product& w = p.product;
   if (step < steps_of<F, kWidth>(w)) {
-    // Sums leave no registers for addresses. Without settle() the compiler would keep all that follow from the thread's
-    // number.
+    // The sums leave no registers for addresses. Without settle() the compiler would keep all addresses that depend
+    // only on the thread's number.
     uint32_t thread = threadIdx.x;
     ptx::settle(thread);
     const uint32_t band = thread / 16, in_band = thread % 16 * 16;

@@ -1,7 +1,7 @@
 #pragma once
 // The end of a portable kernel's tile: scales, bias, and the gate or the addition to y. The code has no branch around
-// an element. ../parts/finish.cuh takes some 57 instructions for each element behind a gate, and its branches keep the
-// compiler from interleaving them. A multiprocessor holds one block of the wide tiles, so no other warp computes
+// an element. ../parts/finish.cuh would take some 57 instructions for each gated element, and its branches would keep
+// the compiler from interleaving them. With wide tiles a multiprocessor holds one block, so no other warp computes
 // products during that time.
 #include "ingot/gpu/ptx/convert.cuh"
 #include "ingot/gpu/ptx/math.cuh"
@@ -12,15 +12,15 @@ namespace ingot::cuda::grouped_portable {
 
 using namespace grouped;
 
-// The lane's number, for code behind a loop whose sums leave no registers: the compiler would compute what follows from
-// the number in front of the loop.
+// The lane's number, for code after a loop whose sums leave no registers. Without settle() the compiler would compute
+// the values that depend on this number before the loop, and keep them in registers.
 __device__ __forceinline__ uint32_t settled_lane() {
   uint32_t thread = threadIdx.x;
   ptx::settle(thread);
   return thread % 32;
 }
 
-// As grouped::gate(), by approximate powers and reciprocals: relative error 2^-21.
+// Computes grouped::gate() with approximate powers and reciprocals: relative error 2^-21.
 __device__ __forceinline__ float approximate_gate(float gate, float up, float limit, float minus_alpha_log2e) {
   gate = fminf(gate, limit);
   up = fminf(fmaxf(up, -limit), limit);
@@ -37,9 +37,9 @@ __device__ __forceinline__ void exchange(uint32_t first, uint32_t second, uint32
   high = is_second ? second : other;
 }
 
-// A row tile's sums behind a gate. Thread (g, t) has rows g and g + 8 of the weights, and rows 2 t and 2 t + 1 of every
-// 8 rows of x. Gate and up of a channel are the sums of lanes g and g + 1. Lanes exchange until each has 8 channels of
-// one row of x, which are 16 bytes of y.
+// Applies the gate to a row tile's sums and stores the result. Thread (g, t) has rows g and g + 8 of the weights, and
+// rows 2 t and 2 t + 1 of every 8 rows of x. Gate and up of a channel are the sums of lanes g and g + 1. Lanes exchange
+// until each has 8 channels of one row of x, which are 16 bytes of y.
 template <int kRows>
 __device__ __forceinline__ void finish_gated(const Product& p, const Tile& t, uint32_t row_tile, const Ends& e,
                                              uint32_t first_row, const float (&d)[kRows / 2]) {
@@ -49,7 +49,7 @@ __device__ __forceinline__ void finish_gated(const Product& p, const Tile& t, ui
   const float limit = p.limit > 0 ? p.limit : INFINITY, power = -p.alpha * 1.4426950408889634f;
   const uint32_t channels = p.n / 2, channel = row_tile * 8;
   const bool whole = p.y_stride % 8 == 0 && (reinterpret_cast<uintptr_t>(p.y) & 15) == 0 && channel + 8 <= channels;
-  // Of four blocks of 8 rows, this lane stores a row of one.
+  // Of four blocks of 8 rows, this lane stores one row of one block.
   const uint32_t my_row = first_row + 16 * second_four + 8 * second_pair + lane % 4 * 2 + odd;
   bf16* to = static_cast<bf16*>(p.y) + size_t(my_row) * p.y_stride + channel;
 #pragma unroll
@@ -108,7 +108,7 @@ __device__ __forceinline__ void finish_plain(const Product& p, const Tile& t, ui
     const auto each = [&](auto&& use) {
       float* at = to;
 #pragma unroll
-      for (int i = 0; i < 4 * kAtOnce; ++i) {  // as in d: two columns of each half
+      for (int i = 0; i < 4 * kAtOnce; ++i) {  // the order of d: two columns of each half
         const uint32_t r = row + 8 * (first + i / 4) + i % 2;
         float* const y = (i % 2 == 0 ? at : at + p.y_stride) + 8 * (i / 2 % 2);
         if (r < t.row_end && has[i / 2 % 2]) use(i, i / 2 % 2, y);

@@ -15,13 +15,14 @@ namespace ingot::cuda::grouped_portable {
 
 constexpr int kWarps = kThreads / 32;
 constexpr uint32_t kMostMemory = 99 * 1024;
-constexpr uint32_t kHeldGroups = 256;  // offsets of so many groups are kept in shared memory
+constexpr uint32_t kHeldGroups = 256;  // the number of groups whose offsets are kept in shared memory
 
 template <WeightFormat F, int kWidth> struct Form {
   static constexpr int kAcross = F == WeightFormat::bf16 && kWidth == 128 ? 2 : 1;
-  // of a warp: row tiles of weights, and rows of x
+  // The row tiles of weights and the rows of x of a warp.
   static constexpr int kBandsOfWarp = int(kBands) * kAcross / kWarps, kRows = kWidth / kAcross;
-  // of a stage: columns, products of 16 columns, and the bytes of a row tile, of the weights, of a row of x and of x
+  // The sizes of a stage: its columns, its products of 16 columns each, and the bytes of a row tile, of the weights, of
+  // a row of x and of x.
   static constexpr int kColumns = F == WeightFormat::mxfp4 ? 64 : 32, kProducts = kColumns / 16;
   static constexpr uint32_t kBand = weight_tiles::Form<F>::kBytes * kColumns / 64, kA = kBands * kBand;
   static constexpr uint32_t kRowBytes = kColumns * 2, kB = kWidth * kRowBytes;

@@ -1,8 +1,8 @@
 #pragma once
-// The products of a tile. A warp reads each operand before it needs it, across the ends of stages too: an operand of x
-// while the products of the one before are issued, and a row tile's weights of the next 16 columns, decoded, while the
-// products of these columns are. The last products of a stage begin with a barrier, after which the next stage may be
-// read and the stage before may be filled.
+// The products of a tile. A warp reads each operand ahead of its use, even across the end of a stage. While the
+// products of one operand of x are issued, the warp reads the next operand of x. While the products of 16 columns are
+// issued, the warp reads and decodes the weights of the next 16 columns. The last products of a stage begin with a
+// barrier, after which the next stage may be read and the preceding stage may be filled.
 #include "ingot/gpu/ptx/ldmatrix.cuh"
 #include "ingot/gpu/ptx/mma.cuh"
 #include "ingot/kernels/grouped/parts/decode.cuh"
@@ -10,8 +10,8 @@
 
 namespace ingot::cuda::grouped_portable {
 
-// kFull: the tile has so many rows of x that none of the products can be left out. Branches around products keep the
-// compiler from moving reads among them.
+// kFull: the tile has so many rows of x that no product can be left out. Then there are no branches around products,
+// which would keep the compiler from placing reads between the products.
 template <WeightFormat F, int kWidth, bool kFull> struct Multiplier {
   using L = Form<F, kWidth>;
   static constexpr int kBlocks = L::kRows / 16;  // of 16 rows of x
@@ -21,13 +21,13 @@ template <WeightFormat F, int kWidth, bool kFull> struct Multiplier {
   uint32_t left[2][L::kBandsOfWarp][1][4], x[2][4];
   Kept kept[L::kBandsOfWarp];
 
-  // Reads columns 16 k on of the warp's row tiles.
+  // Reads 16 columns of the warp's row tiles, from column 16 k on.
   __device__ __forceinline__ void read_weights(uint32_t a, int k) {
 #pragma unroll
     for (int r = 0; r < L::kBandsOfWarp; ++r) decode<F, 1>(a + uint32_t(r) * L::kBand, k, kept[r], left[k % 2][r]);
   }
-  // The products of columns 16 k on of the stage at b. Reads the operands of the next 16 columns, whose stage is at
-  // (next_a, next_b).
+  // Computes the products of 16 columns, from column 16 k on, of the stage at b. Reads the operands of the next 16
+  // columns, whose stage is at (next_a, next_b).
   template <int k> __device__ __forceinline__ void multiply(uint32_t b, uint32_t next_a, uint32_t next_b) {
     constexpr int kNext = (k + 1) % L::kProducts, kFirst = kFull ? k * kBlocks : 0;
     static_assert(!kFull || L::kProducts * kBlocks % 2 == 0, "a stage begins with the first of the two operands");
@@ -54,8 +54,8 @@ template <WeightFormat F, int kWidth, bool kFull> struct Multiplier {
   }
 };
 
-// The sums of tile t, whose first steps are requested and whose first step is complete in `stage`, which becomes the
-// stage behind the last step. publish() is called once, before the last barrier.
+// Computes the sums of tile t. Its first steps have been requested, and its first step is complete in `stage`. On
+// return `stage` is the stage after the last step. publish() is called once, before the last barrier.
 template <WeightFormat F, int kWidth, bool kFull, class Publish>
 __device__ __forceinline__ void multiply_tile(const Arguments& p, Memory<F, kWidth>& m, const Tile& t, uint32_t& stage,
                                               float (&d)[Form<F, kWidth>::kBandsOfWarp][Form<F, kWidth>::kRows / 2],
@@ -97,8 +97,8 @@ __device__ __forceinline__ void multiply_tile(const Arguments& p, Memory<F, kWid
     ptx::cp_async_wait_group<L::kStages - 3>();
     __syncthreads();
     request(p, m, t, step + L::kStages - 1, stage == 0 ? L::kStages - 1 : stage - 1);
-    // The operands that the last step reads ahead are not used. It reads its own stage again, because other warps may
-    // already fill the next one.
+    // The last step also reads operands ahead, which are not used. It reads them from its own stage, because other
+    // warps may already fill the next stage.
     if (step + 1 < steps) stage = next_stage<F, kWidth>(stage);
     uint32_t next_a, next_b;
     places(stage, next_a, next_b);

@@ -20,7 +20,8 @@ void launch_portable(const GroupedLinear& a, const Product& product, const gpu::
                                                         : kernel_of<WeightFormat::mxfp4>(width, gated);
   Arguments p{product, {static_cast<const char*>(a.x.data), stride, uint32_t(a.x.cols())}};
   p.product.tile_rows = uint32_t(width);
-  // The number of tiles is known on the GPU alone; each group's last tile may be partly empty.
+  // Only the GPU knows the number of tiles, because the last tile of each group may be partly empty. This is an upper
+  // bound.
   const int64_t most = (product.row_tiles + kBands - 1) / kBands * (a.x.rows() / width + a.groups);
   const int64_t resident = std::clamp<int64_t>(limits.smem_per_sm / (kernel.smem + 1024), 1, 2);
   gpu::launch("grouped_linear", kernel.kernel,

@@ -2,7 +2,7 @@
 // The portable kernel: a block computes tiles of 256 rows of weights by kWidth rows of x, one after another (form.cuh).
 // All threads bring stages of columns by cp.async: weight tiles as they are stored, and rows of x in a swizzle. Each of
 // eight warps decodes the weight tiles of its row tiles into mma.sync's left operand, as Hopper's warps do, and
-// multiplies by the rows of x. The first stages of the next tile are on their way while the sums of a tile are stored.
+// multiplies by the rows of x. The first stages of the next tile are being copied while the sums of a tile are stored.
 #include "ingot/gpu/launch.h"
 #include "ingot/gpu/ptx/atomics.cuh"
 #include "ingot/gpu/tile/shared.cuh"
@@ -11,7 +11,7 @@
 
 namespace ingot::cuda::grouped_portable {
 
-// The block's first tile, by the first warp. Blocks deal tiles out in turn, or claim them.
+// The first warp finds the block's first tile. Tiles are assigned to the blocks in turn, or the blocks claim them.
 template <WeightFormat F, int kWidth>
 __device__ __forceinline__ void begin_walk(const Product& w, Memory<F, kWidth>& m) {
   const bool claims = w.claims != nullptr;
@@ -32,8 +32,8 @@ __device__ __forceinline__ void begin_walk(const Product& w, Memory<F, kWidth>& 
   m.walk = walk;
   m.tiles = tiles;
 }
-// The block's next tile, by thread 0. Every block that has a tile claims the next one, so there are as many claims as
-// tiles, and the last claim of all resets the counter.
+// Thread 0 finds the block's next tile. Every block that has computed a tile claims another one, so there are as many
+// claims as tiles, and the last of all claims resets the counter.
 template <WeightFormat F, int kWidth>
 __device__ __forceinline__ void find_next(const Product& w, Memory<F, kWidth>& m, Tile& next) {
   Walk walk = m.walk;

@@ -20,7 +20,7 @@ using detail::GemmTile;
 
 namespace {
 
-// rows x 2 accumulators, two vectors of b and one of a fill the register file.
+// rows x 2 accumulators, two vectors of b and one vector of a fill the register file.
 constexpr int kRows = kVecBytes == 64 ? 14 : 6;
 constexpr int64_t kDepth = 256;  // the most steps of the sum between two updates of c, so that a panel of b stays in L1
 
@@ -305,8 +305,8 @@ class Panels {
 };
 
 // Where rows of a lie along memory (a_col != 1): a few steps of all rows at a time, so that memory is read in order.
-// Panel by panel, [p][rows of the panel]. A panel's few steps take some ten cycles, so no cycle is spent on divisions
-// or calls where panels have their usual numbers of rows.
+// Panel by panel, [p][rows of the panel]. The few steps of a panel take only some ten cycles, so panels with the usual
+// numbers of rows are copied without divisions and calls.
 template <class T> void pack_columns_of_a(const Gemm<T>& g, const GemmChunk& chunk, const GemmPackRange& range) {
   const int64_t panels = (g.m + kRows - 1) / kRows, k_all = chunk.k_end - chunk.k_begin;
   const Panels first(range.panel_begin, g.m, panels);
@@ -344,7 +344,8 @@ template <class T> void round_rows(const Gemm<T>& g, int64_t row_begin, int64_t 
 
 #if defined(__AVX512F__)
 // With bf16 dot products one instruction computes two steps of the sum: both operands are packed as words of two bf16,
-// the earlier step in the low half, and all lengths count words instead of steps. An odd last step is paired with zero.
+// the earlier step in the low half, and all lengths count words instead of steps. An odd last step is paired with a
+// step of zeros.
 int64_t words(int64_t steps) { return (steps + 1) / 2; }
 
 // to[q][j] = the word of x[2 q * step + j] and x[(2 q + 1) * step + j] for j < n, zero up to `width`.

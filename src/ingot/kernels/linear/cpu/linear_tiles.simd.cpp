@@ -272,7 +272,8 @@ void gemm_tiles_range(const Gemm<float>& g, const GemmChunk& chunk, const GemmRa
     micro_tile(unit, panel / (2 * kTileWords), packed_a + (i - range.row_panel_begin) * panel,
                static_cast<const float*>(chunk.packed) + q * panel, out);
   };
-  // Along rows of c: columns first, its lines would be written 128 bytes at a time (20 % slower at 1,024 columns).
+  // The inner loop runs along the rows of c. Along the columns, the rows of c would be written 128 bytes at a time,
+  // which is 20 % slower at 1,024 columns.
   for (int64_t i = range.row_panel_begin; i < range.row_panel_end; ++i)
     for (int64_t q = range.col_panel_begin; q < range.col_panel_end; ++q) one(i, q);
 }

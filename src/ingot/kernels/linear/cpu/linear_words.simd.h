@@ -16,7 +16,7 @@ INGOT_SIMD_INLINE Vec<float> round_bf16(Vec<float> x) {
   const Vec<int32_t> rounded = (u + 0x7fff + odd) & int32_t(0xffff0000);
   Vec<float> y;
   std::memcpy(&y, &rounded, sizeof y);
-  return x == x ? y : x + x;  // quiet, so the upper half alone is still a NaN
+  return x == x ? y : x + x;  // makes the NaN quiet, so that its upper half alone is still a NaN
 }
 INGOT_SIMD_INLINE Vec<double> round_bf16(Vec<double> x) { return x; }
 INGOT_SIMD_INLINE float round_bf16(float x) {

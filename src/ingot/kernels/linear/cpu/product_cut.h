@@ -27,7 +27,7 @@ struct Cut {
 inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 inline int64_t round_up(int64_t a, int64_t b) { return ceil_div(a, b) * b; }
 
-// Halves the tasks until there are enough tasks for many threads, or the tasks are small. A task keeps at least
+// Halves the tasks until there are enough tasks for many threads, or the tasks are small. Every task has at least
 // `least_cols` columns.
 inline void shrink_tasks(Cut& c, int64_t k, int64_t task_work, int64_t least_cols) {
   const int64_t rows = c.tile.rows, cols = c.tile.cols, col_panels = c.n_chunk / cols;
@@ -82,7 +82,8 @@ template <class T> struct ByVectors {
     const int64_t size = sizeof(T), depth = std::max<int64_t>(1, std::min<int64_t>(g.k, 2048));
     c.n_chunk = std::min(round_up(g.n, c.tile.cols), std::max<int64_t>(1, kPacked / depth / c.tile.cols) * c.tile.cols);
     c.k_chunk = std::max(depth, kPacked / c.n_chunk);
-    // With both operands packed, the packed data is used at once and should still be in the second-level cache.
+    // If both operands are packed, the packed data is used right away and should then still be in the second-level
+    // cache.
     if (packs_a) c.k_chunk = std::max<int64_t>(256, kPackedTogether / (g.m + c.n_chunk));
     c.k_chunk = round_up(c.k_chunk, kPackRows);  // whole cache lines, and pairs of steps for bf16 dot products
     c.row_panels = ceil_div(g.m, c.tile.rows);

@@ -171,7 +171,8 @@ bool mlp_backward_forms_slopes(const MlpBackward& m) { return mlp_backward_value
 MlpFormed mlp_backward_form(const MlpBackward& m, Stream stream) {
   if (mlp_backward_forms_slopes(m)) {
     const MlpFormedSlopes formed = mlp_backward_form_slopes(m, stream);
-    return {formed.m, formed.slopes, {SlopeKind::quadratic, {0, 1, 0}}};  // each counts the bytes read
+    // This formula is the identity, because memory now holds the slopes themselves.
+    return {formed.m, formed.slopes, {SlopeKind::quadratic, {0, 1, 0}}};
   }
   const SlopeFormula slope = slope_of(m.act).value_or(SlopeFormula{});  // without values no workspace is needed
   if (mlp_backward_has_values(m)) return {m, m.saved, slope};

@@ -127,12 +127,13 @@ __global__ void __launch_bounds__(kPortableThreads, portable_blocks(kRows, int(s
   form_scales<T>(p, smem.scales);
   int turn = 0;
   for (int tile = int(blockIdx.x); tile < tiles; tile += int(gridDim.x)) {
-    // Into the buffer not read by slower warps, which may still be in the last layer of the preceding tile.
+    // The copies go into the buffer that slower warps do not read: these may still compute the last layer of the
+    // preceding tile.
     load_rows(p.x, p.x_stride, p.layer[0].K, int64_t(tile) * kRows, p.rows, smem.h(turn), p.stride, kRows);
     forward_tile<T, kRows, kRed, true>(p, p.depth, int64_t(tile) * kRows, smem, turn, weights);
     turn ^= p.depth & 1;
   }
-  ptx::cp_async_wait_group<0>();  // the stream has fetched a tile more
+  ptx::cp_async_wait_group<0>();  // waits for one more tile, which the stream has fetched and no product uses
 }
 
 }  // namespace

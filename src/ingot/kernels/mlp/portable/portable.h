@@ -80,8 +80,9 @@ constexpr int64_t portable_smem(int rows, int reduction, int stride, int element
   return kPortableStages * portable_weight_tile(element, reduction) + 2 * int64_t(rows) * stride * element +
          scales * int64_t(4);
 }
-// Rows of a tile, from the height with the fewest reads of shared memory per product to the height with the most SMs in
-// use. The lowest tile fits in 99 KB up to 512 wide, in 16 bits with weight norm by narrow tiles of the weights.
+// The heights of a tile in rows, from the height that reads shared memory least per product to the height that occupies
+// the most SMs. The lowest tile fits in 99 KB up to 512 wide, in 16 bits with weight norm by narrow tiles of the
+// weights.
 constexpr int kPortableHeights = 3;
 constexpr int portable_height(int element, int i) {
   constexpr int kHeights[2][kPortableHeights] = {{128, 64, 16}, {56, 32, 8}};

@@ -1,6 +1,6 @@
 #pragma once
-// The backward pass of a whole MLP where there are few rows and only latency counts: the arguments of its two kernels,
-// and their launchers. few_rows_chain.cuh computes every dz and dx, few_rows_sums.cuh the gradients of the parameters.
+// The backward pass of a whole MLP for few rows, where only latency counts: the arguments of its two kernels, and their
+// launchers. few_rows_chain.cuh computes every dz and dx, few_rows_sums.cuh the gradients of the parameters.
 #include <cstdint>
 
 #include "ingot/kernels/mlp/parts/backward_plan.h"

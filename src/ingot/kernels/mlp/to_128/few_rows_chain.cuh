@@ -162,7 +162,7 @@ template <class T, int kPanels, int kRows, bool kNorm> struct ChainBlock {
 
   __device__ __forceinline__ void compute_step(int step) {
     const int l = layer_of(step), slot = step % a.stages;
-    const bool has_slopes = l > 0;  // below layer 0 lies dx
+    const bool has_slopes = l > 0;  // below layer 0 the result is dx, which has no slopes
     const uint32_t w = ptx::shared_address(s.stage[slot].w), h = ptx::shared_address(s.stage[slot].h);
     float sums[kSums], slope[kSums];
     wait_warp_or_trap(&s.full[slot], step / a.stages & 1);
@@ -235,8 +235,8 @@ __global__ void __launch_bounds__(threads<kPanels>(kNorm), 1)
   __syncwarp();
   __syncthreads();
   ptx::wait_for_earlier_kernels();
-  // Not before the wait, because the next kernel reads results of the kernels before this one without waiting for this
-  // one.
+  // This call must come after the wait: the next kernel does not wait for this kernel, and reads results of the kernels
+  // before this one.
   ptx::let_next_kernel_start();
   const Role role = role_of<kPanels>(block.warp);
   const bool copies = role == Role::copy && block.lane == 0;

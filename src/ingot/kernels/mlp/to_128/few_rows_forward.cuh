@@ -228,8 +228,9 @@ template <class T, class F, int kPanels, int kRows, bool kNorm> void launch_as(c
   using Shared = typename Block<T, F, kPanels, kRows, kNorm>::Shared;
   Params a{.network = mlp_forward_params(m)};
   const int64_t blocks = (m.x.rows() + kRows - 1) / kRows;
-  // With few blocks, up to about half of the SMs: blocks placed side by side leave whole groups of SMs free for the
-  // clusters of a backward pass about to start. The blocks share nothing; blocks beyond the last row have no work.
+  // Few blocks, on up to about half of the SMs, are launched in clusters of eight. Such blocks lie side by side, so
+  // that whole groups of SMs stay free for the clusters of a backward pass that starts next. The blocks of a cluster
+  // share nothing, and blocks beyond the last row have no work.
   const int together = blocks <= 64 ? 8 : 1;
   const int64_t stage = sizeof(typename Shared::Stage), rest = sizeof(Shared) - stage;
   a.stages = int(std::min<int64_t>(a.network.layers, (kMlpSharedBytes - rest) / stage));

@@ -122,7 +122,7 @@ template <class T, int kPanels, int kTile> struct SumBlock {
   // Rotated so that the four column pairs of a fragment meet different banks.
   static __device__ uint32_t dw_column(uint32_t n, uint32_t k) { return (k + n / 2 % 4 * 8) % kWidth; }
 
-  // Where the sums for block `to` are assembled; this block's own sums need no copy.
+  // The memory in which the sums for block `to` are assembled. This block's own sums need no copy.
   __device__ PartialSums& part_for(PartialSums* outgoing, uint32_t to) const {
     return to == rank ? s.received[rank] : outgoing[to];
   }
@@ -172,8 +172,8 @@ template <class T, int kPanels, int kTile> struct SumBlock {
     const bool inside = warp + turn * kWarps < kOwnRows && n < at.n;
     return {n, inside, inside && int(lane * 4) < at.k, int64_t(n) * at.k + lane * 4};
   }
-  // What finish_row() needs of a row: the old gradients, and for a weight-normalised layer u = v r and g r with
-  // r = 1 / |v|. The loads are issued while dz is on its way.
+  // The operands of finish_row() for a row: the old gradients, and for a weight-normalised layer u = v r and g r with r
+  // = 1 / |v|. The loads are issued while dz is being computed and copied.
   struct RowOperands {
     float4 dw = {};
     float db = 0, dg = 0, u[4] = {}, scale = 0;
@@ -257,7 +257,8 @@ __global__ void __launch_bounds__(kMultipliers<kPanels>)
   if (threadIdx.x == 0) block.init_barriers(), block.prefetch_maps();
   __syncthreads();
   ptx::cluster_arrive();
-  // The chain lets this kernel start when its own wait is over, so only the chain's results may be late.
+  // The chain lets this kernel start only after the chain's own wait, so only the results of the chain may still be
+  // missing.
   if (!a.after_chain) ptx::wait_for_earlier_kernels();
   ptx::let_next_kernel_start();
   block.start_loading_h();

@@ -66,7 +66,8 @@ template <int kPanels> struct SharedMemory {
   Unit out[kDzSlots];  // W before the first unit
   uint64_t dz_full[kDzSlots], dz_empty[kDzSlots], h_full[kHSlots], h_empty[kHSlots];
   uint64_t out_full[2][kDzSlots];  // of each chain warpgroup
-  uint64_t room[kDzSlots];         // in the block below, in the same slot, or in `out`, if the result goes to memory
+  uint64_t room[kDzSlots];         // free room: in the same slot of the block below, or in `out` if the result goes to
+                                   // memory
   uint64_t weights_full;
   uint64_t taken;       // the block below has received all its data
   float scale[kWidth];  // of weight norm

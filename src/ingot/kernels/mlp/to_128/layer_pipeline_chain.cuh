@@ -4,14 +4,14 @@
 
 namespace ingot::cuda::layer_pipeline {
 
-struct NoSlope {};  // in the place of an activation: below the lowest layer the result is dx
+struct NoSlope {};  // takes the place of an activation below the lowest layer, where the result is dx
 
 template <class T, int kPanels> struct GradientChain : BlockView<T, kPanels> {
   using View = BlockView<T, kPanels>;
   using View::kWidth, View::s, View::maps, View::a, View::plan;
   static constexpr int kSums = kRows / 2;  // of a chain thread: 64 inputs by 64 rows
 
-  // Where ldmatrix.trans and stmatrix.trans find 16 rows of this warp's 16 columns of a panel.
+  // The address for ldmatrix.trans and stmatrix.trans of 16 rows of this warp's 16 columns of a panel.
   __device__ static uint32_t fragment_of(uint32_t thread) {
     return tile::swizzled<Swizzle::b128>(thread % 32 / 16 * 8 + thread % 8, thread / 32 % 4 * 32 + thread / 8 % 2 * 16);
   }

@@ -228,7 +228,8 @@ __global__ void __launch_bounds__(128 * kGroups, 1)
   if (tile < tiles) x.prefetch(x_map, tile);
   ptx::wait_for_earlier_kernels();
   typename decltype(network)::Elements elements;
-  // Rare cases come last in the code, because code is slow at its first execution, and all of this runs once.
+  // Rare cases come last in the code. All of this code runs only once, and the first execution of code is slow because
+  // the code must be fetched.
   constexpr bool kHasBias = kFinish != Finish::none;
   const bool has_gain = __builtin_expect(p.has_gain, false);
   if (kHasBias || has_gain) network.template load_vectors<kHasBias>(p, elements);
@@ -273,8 +274,8 @@ __global__ void __launch_bounds__(128 * kGroups, 1)
 
 template <class T, class F, int kWidth, Save kSave> void launch_as(const Operands& o, Stream stream) {
   const Params& p = o.p;
-  // At 128 wide, nearly all networks without a bias use to_128/many_rows_linear_output.cuh; the remaining networks add
-  // zeros.
+  // At 128 wide, nearly all networks without a bias use to_128/many_rows_linear_output.cuh. The remaining networks
+  // without a bias add zeros.
   constexpr bool kAddsZeros = kWidth == 128;
   const bool has_bias = kAddsZeros || p.has_bias;
   const auto smem = [&](int groups) {

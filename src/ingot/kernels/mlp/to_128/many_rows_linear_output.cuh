@@ -1,9 +1,9 @@
 #pragma once
 // The many-rows variant for networks whose last layer is linear, 128 wide, with weight norm on all layers or on none.
-// The chain of products and activations is the same as in many_rows.cuh. These kernels contain only code needed by such
-// networks: skipped code also costs time, because the first pass fetches the neighbouring code and because the compiler
-// orders the activation's instructions differently beside further branches. The copy engine brings the weights, so that
-// no warp waits while issuing loads.
+// The chain of products and activations is the same as in many_rows.cuh. These kernels contain only code that such
+// networks need. Code that is skipped also costs time: the first pass fetches the neighbouring code, and additional
+// branches change the order in which the compiler places the activation's instructions. The copy engine brings the
+// weights, so that no warp waits while issuing loads.
 #include "ingot/kernels/mlp/to_128/linear_output_weights.cuh"
 
 namespace ingot::cuda::to_128_many_rows {

@@ -86,7 +86,9 @@ void mlp_backward_to_256(const MlpBackward& given, Stream stream) {
   const auto slope = mlp_backward_values(m) == 0 ? SlopeFormula{} : slope_of(m.act);
   if (!slope) {
     const MlpFormedSlopes formed = mlp_backward_form_slopes(m, stream);
-    return run(formed.m, given.layers, formed.slopes, {Slope::quadratic, {0, 1, 0}}, stream);  // each is read directly
+    return run(formed.m, given.layers, formed.slopes, {Slope::quadratic, {0, 1, 0}}, stream);  // the formula is the
+                                                                                               // identity: memory holds
+                                                                                               // the slopes themselves
   }
   if (mlp_backward_has_values(m)) return run(m, given.layers, m.saved, *slope, stream);
   const MlpBackward then = mlp_backward_form_values(m, stream);

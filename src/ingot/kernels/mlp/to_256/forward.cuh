@@ -11,8 +11,8 @@
 
 namespace ingot::cuda::to_256 {
 
-// d = a W^T of a layer, panel by panel as these arrive, without a wait for the last product. During the product of a
-// panel, meanwhile(panel) may read a.
+// d = a W^T of a layer, panel by panel as the panels arrive, without a wait for the last product. During the product of
+// a panel, meanwhile(panel) may read a.
 template <class T, class Meanwhile>
 __device__ __forceinline__ void multiply(Sums<kWidth>& d, const Rows<kWidth>& a, const PanelRing& ring, uint32_t panels,
                                          uint32_t weights, uint32_t upper, tile::RingCursor<kSlots>& at,
@@ -87,9 +87,9 @@ __device__ __forceinline__ void activate(Sums<kWidth>& d, Rows<kWidth>& a, const
     form_block<T, F, kWidth, kSave, kTimesLog2e>(d, a, i, p.saved_f32, p.number, save);
   }
 }
-// The same where slopes, or the activation's arguments, go to memory in T and values are computed from the arguments.
-// The branch for columns beyond the layer's width also keeps the compiler from interleaving the formulas of all
-// columns, which would need too many registers.
+// The same for kernels that store slopes, or the activation's arguments, in T and compute the values from the
+// arguments. The branch for columns beyond the layer's width also keeps the compiler from interleaving the formulas of
+// all columns, which would need too many registers.
 template <class T, class F, bool kSlopes>
 __device__ __forceinline__ void activate_and_store(Sums<kWidth>& d, Rows<kWidth>& a, int l, uint32_t columns,
                                                    float number, const Factors& of, const PanelStore& store,
@@ -160,7 +160,7 @@ __device__ __forceinline__ void run_rows(const Params& p, const MapsOf<kLast>& m
   Turns<kGroups> turns{blockIdx.x + gridDim.x < tiles, warpgroup};
   turns.start();
   for (uint32_t round = 0; round < rounds; ++round, tile += kGroups * gridDim.x) {
-    // In the last round the second warpgroup may have no rows: this warpgroup then only returns the panels.
+    // In the last round the second warpgroup may have no rows. It then only releases the panels of the ring.
     if (tile >= tiles) {
       for (int l = 0; l < p.layers; ++l)
         for (uint32_t panel = 0; panel < panels_of(p.layer[l].k); ++panel, at.advance()) {

@@ -16,7 +16,7 @@ struct Place {
 };
 
 int64_t chunks_of(const MlpBackward& m) { return std::max<int64_t>((m.x.rows() + kChunk - 1) / kChunk, 1); }
-// Narrower halves where sufficient.
+// Calls use(cut) with the narrowest halves that suffice.
 template <class Use> auto with_cut(const MlpBackward& m, Use&& use) {
   const int64_t widest = mlp_widest(m);
   if (widest <= 2 * Cut<192>::kHalf) return use(Cut<192>{});

@@ -125,8 +125,8 @@ __global__ void __launch_bounds__(kKeptThreads, (kept_blocks<X, W, V, kAgain>())
 
 // --- narrow rows: a thread has a vector of each of two rows --------------------------------------------------------
 
-// A warp's loads lie side by side; two vectors of the same row would skip every second line. A block's rows lie in
-// kRowPair runs, a group's rows at the same distance.
+// The loads of a warp are adjacent in memory. If a thread held two vectors of the same row, each load would skip every
+// second line. A block's rows lie in kRowPair runs, a group's rows at the same distance.
 template <class X, class W>
 __global__ void __launch_bounds__(kKeptThreads, (kept_blocks<X, W, 2, false>()))
     rmsnorm_row_pair(const __grid_constant__ LargeParams p) {
