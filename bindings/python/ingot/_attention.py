@@ -183,8 +183,8 @@ def _kept_offsets(batch, length, device, stream):
 
 
 def _offsets(batch, length, q):
-    """The offsets of segments of equal length. They are cached for the stream on which they are made, except where a trace, a dispatch mode or a CUDA graph
-    would own the tensor, and in inference mode, whose tensors cannot take part in recorded calls."""
+    """The offsets of segments of equal length. They are cached for the stream on which they are made. They are not cached if a trace, a dispatch mode or a
+    CUDA graph would own the tensor, nor in inference mode, whose tensors cannot take part in recorded calls."""
     device = q.device
     if torch.compiler.is_compiling() or torch.is_inference_mode_enabled() or _C.route(q) == _C.DISPATCH:
         return _regular_offsets(batch, length, device)
@@ -203,8 +203,8 @@ def flash_attn_func(q, k, v, dropout_p=0.0, softmax_scale=None, causal=False, wi
     aligned at the end: query i sees keys up to i + Sk - Sq. window_size=(left, 0): query i sees the last left + 1 of these keys.
     sinks: (H), one more logit for every query of the head, whose value vector is zero. deterministic: the same call gives the same
     gradients, bit for bit; deterministic=False (flash-attention's default): the gradient of q may differ in the last bits, and the backward pass of heads up to 128 wide without a softcap is faster.
-    Returns out, or with return_attn_probs (out, lse (B, H, Sq), None); lse has a gradient, too. The third result is None, in the place of flash-attention's matrix of probabilities.
-    Source: the formula in kernels/attention/attention.h. Errors are those of ingot.functional.
+    Returns out, or with return_attn_probs (out, lse (B, H, Sq), None); lse has a gradient, too. The third result is None; flash-attention returns a matrix
+    of probabilities there. Source: the formula in kernels/attention/attention.h. Errors are those of ingot.functional.
     """
     op = "flash_attn_func"
     _check(op, q, k, v, 4, dropout_p, alibi_slopes)

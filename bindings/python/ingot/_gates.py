@@ -1,7 +1,7 @@
 """Gated units, with and without the products before them: operators and autograd.Functions (see _op).
 
-For the backward pass a gated linear keeps gate and up as the halves of one tensor, `kept`, in the order of the halves of the weights: up comes first where it
-does in the weights. The gradients of gate and up have the same size, and overwrite `kept` where no later pass reads `kept`.
+For the backward pass a gated linear keeps gate and up as the halves of one tensor, `kept`, in the order of the halves of the weights: if up comes first in
+the weights, it comes first in `kept`, too. The gradients of gate and up have the same size, and overwrite `kept` where no later pass reads `kept`.
 """
 import math
 
@@ -200,8 +200,8 @@ class _GateOfKept(torch.autograd.Function):
 
 
 class _DownOfKept(torch.autograd.Function):
-    """h w^T + bias of the h that waits in the list. Only gate and up are kept: the pass that computes their gradients from dh writes h once more, over dh, for the
-    gradient of w."""
+    """h w^T + bias, where h is taken from the list. Only gate and up are kept for the backward pass: the kernel that computes their gradients from dh also
+    computes h again, for the gradient of w, and writes it over dh."""
 
     @staticmethod
     def forward(ctx, held, kept, w, bias, *options):
@@ -232,7 +232,7 @@ class _DownOfKept(torch.autograd.Function):
         return None, dkept if need_kept else None, dw, dbias, *(None,) * 5
 
 
-# Whether the running backward pass keeps the graph for a further pass (retain_graph); True outside of backward passes.
+# Whether the running backward pass keeps the graph for another pass (retain_graph); True outside of backward passes.
 _graph_is_kept = getattr(torch._C._autograd, "_get_current_graph_task_keep_graph", lambda: True)
 
 

@@ -14,11 +14,11 @@ from ._op import register as register_operator
 
 fallbacks = Counter()
 
-_WIDEST_HEAD = 256  # of the GPU kernels
+_WIDEST_HEAD = 256  # the widest head of the GPU kernels
 
 
 class _Mask:
-    ndim = 4  # transformers asks whether a mask that it has made before has two dimensions
+    ndim = 4  # transformers checks whether a mask from an earlier call has two dimensions
 
 
 class SegmentMask(_Mask):
@@ -58,7 +58,7 @@ _WITHIN_PACKED = "remap_positions_for_packed_sequence.<locals>.inner_mask"
 
 
 def _parts(function):
-    """The mask functions that transformers.masking_utils has intersected to `function`, each with the variables of its closure."""
+    """Returns the mask functions whose intersection transformers.masking_utils has made in `function`, each with the variables of its closure."""
     variables = dict(zip(function.__code__.co_freevars, (c.cell_contents for c in function.__closure__ or ())))
     if function.__qualname__ == "and_masks.<locals>.and_mask":
         return [part for f in variables["mask_functions"] for part in _parts(f)]
@@ -76,7 +76,8 @@ def _traced_window(options):
 
 
 def _pattern(function, options):
-    """(causal, window, numbers of packed sequences or None) of a mask function of transformers, or None for another pattern."""
+    """Returns (causal, window, numbers of packed sequences or None) for a mask function of transformers, or None for a pattern that is not one of
+    these."""
     from transformers import masking_utils
 
     if function in (masking_utils.causal_mask_function, masking_utils.bidirectional_mask_function):
@@ -109,11 +110,12 @@ def _starts(numbers):
 
 
 def _segments(numbers, queries):
-    """(cu_q, cu_k) of segments of equal `numbers` (B, Sk): runs of one number in a row are one segment. The queries are the last ones of each row."""
+    """Returns (cu_q, cu_k) of the segments that `numbers` (B, Sk) gives: a run of equal numbers in a row is one segment. The queries are the last tokens
+    of each row."""
     batch, keys = numbers.shape
     row, at = _starts(numbers).nonzero(as_tuple=True)
     end = torch.tensor([batch * keys], device=numbers.device)
-    # A segment that begins before its row's first query begins there for the queries.
+    # For the queries, a segment that begins before the first query of its row begins at this query.
     first = (at - (keys - queries)).clamp(min=0)
     cu_k = torch.cat([row * keys + at, end]).to(torch.int32)
     return torch.cat([row * queries + first, end // keys * queries]).to(torch.int32), cu_k
@@ -167,7 +169,7 @@ def make_mask(batch_size, q_length, kv_length, q_offset=0, kv_offset=0, mask_fun
     """A SegmentMask where the kernels support the pattern, otherwise a DenseMask. Called by transformers.masking_utils."""
     from transformers import masking_utils
 
-    if isinstance(attention_mask, _Mask):  # made by an earlier call, as by `generate` for a static cache
+    if isinstance(attention_mask, _Mask):  # made by an earlier call, for example by `generate` for a static cache
         return attention_mask
     padding = masking_utils.prepare_padding_mask(attention_mask, kv_length, kv_offset)
 
@@ -237,7 +239,8 @@ def _reason(query, key, value, dropout, position_bias):
 
 
 def _dense_attention(query, key, value, mask, scale, softcap, sinks, dropout, position_bias):
-    """The formula of kernels/attention for any mask, in PyTorch: mask is boolean, a number that is added to the logits, or None. (B, Sq, H, Dv)."""
+    """Computes the formula of kernels/attention in PyTorch for any mask: a boolean tensor, a tensor of numbers to add to the logits, or None. Returns (B,
+    Sq, H, Dv)."""
     groups = query.shape[1] // key.shape[1]
     key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
     if softcap is None and sinks is None and position_bias is None:
@@ -257,20 +260,20 @@ def _dense_attention(query, key, value, mask, scale, softcap, sinks, dropout, po
 
 
 def _causal_mask(queries, keys, window, device):
-    """Aligned at the end: (Sq, Sk) boolean."""
+    """Returns the causal mask (Sq, Sk), boolean, aligned at the end: the last query sees the last key."""
     distance = torch.arange(queries, device=device)[:, None] + (keys - queries) - torch.arange(keys, device=device)
     return (distance >= 0) & (distance < window) if window else distance >= 0
 
 
 def _packed_mask(cu_q, cu_k, queries, keys):
-    """(Sq, Sk): whether query and key are of the same packed sequence."""
+    """Returns (Sq, Sk), boolean: whether query and key belong to the same packed sequence."""
     of_query = torch.bucketize(torch.arange(queries, device=cu_q.device), cu_q[1:], right=True)
     return of_query[:, None] == torch.bucketize(torch.arange(keys, device=cu_k.device), cu_k[1:], right=True)
 
 
 def _mask_of(mask, module, shape, device, window, is_causal, cu_q, cu_k):
-    """The SegmentMask or DenseMask of a layer. mask: what transformers passes on, which is a result of make_mask, a tensor of the model's own, or None.
-    shape: (queries, keys)."""
+    """The SegmentMask or DenseMask of a layer. mask: the mask that transformers passes on: a result of make_mask, a tensor that the model has made itself,
+    or None. shape: (queries, keys)."""
     if isinstance(mask, _Mask):
         return mask
     queries, keys = shape
@@ -287,7 +290,7 @@ def _mask_of(mask, module, shape, device, window, is_causal, cu_q, cu_k):
     if window and not causal:
         distance = torch.arange(queries, device=device)[:, None] - torch.arange(keys, device=device)
         return DenseMask(distance.abs() <= window, "a window that looks into the future")
-    if cu_q is not None:  # of a collator for packed sequences
+    if cu_q is not None:  # given by a collator for packed sequences
         return SegmentMask(causal, window, cu_q, cu_k, lambda: _packed_mask(cu_q, cu_k, queries, keys) & order())
     return SegmentMask(causal, window, None, None, lambda: order() if causal else None)
 
@@ -299,7 +302,7 @@ def attention(module, query, key, value, attention_mask, dropout=0.0, scaling=No
         raise NotImplementedError('ingot attention: output_attentions: found True, expected False (attn_implementation="eager" returns weights)')
     scale = query.shape[-1] ** -0.5 if scaling is None else float(scaling)
     if query.dtype is not value.dtype and not torch.is_autocast_enabled(query.device.type):
-        query, key = query.to(value.dtype), key.to(value.dtype)  # norms in fp32, as PEFT keeps them
+        query, key = query.to(value.dtype), key.to(value.dtype)  # PEFT keeps norms in fp32, whose results are then fp32
     mask = _mask_of(attention_mask, module, (query.shape[2], key.shape[2]), query.device, sliding_window or 0, is_causal,
                     others.get("cu_seq_lens_q"), others.get("cu_seq_lens_k"))
     dense = isinstance(mask, DenseMask)

@@ -29,7 +29,7 @@ def experts(module, hidden_states, top_k_index, top_k_weights):
         count_fallback(fallbacks, "experts", reason)
         return ALL_EXPERTS_FUNCTIONS["grouped_mm"](module, hidden_states, top_k_index, top_k_weights)
     tokens, k = top_k_index.shape
-    # Slots of experts that other processes have are numbered from num_experts on: these rows come last and belong to no expert.
+    # Choices of experts that other processes hold have numbers from num_experts on. Their rows come last and belong to no expert of this process.
     expert, order = top_k_index.reshape(-1).sort(stable=True)
     ends = torch.searchsorted(expert, torch.arange(module.num_experts, device=expert.device), right=True)
     offsets = torch.nn.functional.pad(ends, (1, 0))

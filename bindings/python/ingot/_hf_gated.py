@@ -78,7 +78,7 @@ def _verify(module):
     original = own_forward(module)
     errors, form, why = {}, None, "no dtype could be tried"
     for dtype in DTYPES:
-        for name in _LINEARS:  # not on the probe, whose buffers belong to the module
+        for name in _LINEARS:  # moves the Linears and not the whole probe, whose buffers belong to the module
             getattr(probe, name).to(dtype)
         x = rows.to(dtype)
         try:
@@ -121,7 +121,7 @@ def _call(module, x, activation):
 
 def _fused(original, served, activation, settings, act_type, act_settings):
     def forward(self, *inputs, **named):
-        (x,) = inputs or named.values()  # the module's own forward may name its input anything
+        (x,) = inputs or named.values()  # the input may have any name in the module's own forward
         act = self.act_fn
         if x.dtype in served and has_settings(self, settings) and type(act) is act_type and has_settings(act, act_settings):
             return _call(self, x, activation)

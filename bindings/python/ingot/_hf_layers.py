@@ -1,7 +1,7 @@
 """Recognition and replacement of decoder layers for hf.patch: h = x + self_attn(input_layernorm(x)), then h + mlp(post_attention_layernorm(h)).
 
 The replacing forward computes the first sum together with the norm behind it, and in the backward pass the gradients of both uses of x and of h in the kernels of the norms.
-Attention and MLP are called as before, whatever they are. Norms that are not replaced, or watched by hooks, are called by the layer's own forward.
+Attention and MLP, of any kind, are called as before. If a norm is not replaced, or has hooks, the layer's own forward runs.
 """
 import inspect
 
@@ -71,7 +71,7 @@ def _verify(module, names):
     generator = torch.Generator().manual_seed(1)
     with torch.device("cpu"):  # the same numbers whatever PyTorch's default device is
         weights = [torch.randn(_WIDTH, generator=generator) * 0.5 + 1 for _ in _NORMS]
-        rows = torch.randn(5, 3, _WIDTH, generator=generator) * 2  # a layer that takes the MLP's result apart does not find two parts
+        rows = torch.randn(5, 3, _WIDTH, generator=generator) * 2  # 5 rows: a layer that unpacks the MLP's result into two parts then fails
     device = next(module.parameters()).device
     given = {name: object() for name in names}
     errors = {}

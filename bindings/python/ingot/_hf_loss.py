@@ -20,7 +20,7 @@ _TOLERANCE = {torch.float32: 130 * 2.0**-24, torch.bfloat16: 4 * 60 * 2.0**-9, t
 
 
 def replacement(module):
-    """Returns a Replacement, the reason why the module cannot be replaced, or None where the module has no lm_head, or no labels among its inputs."""
+    """Returns a Replacement, the reason why the module cannot be replaced, or None if the module has no lm_head, or no labels among its inputs."""
     if "lm_head" not in module._modules or not hasattr(module, "loss_function"):
         return None
     original = own_forward(module)

@@ -11,7 +11,8 @@ from typing import Callable
 import torch
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-# The compute capability to whose limits INGOT_GPU_AS reduces every GPU (docs/gpu-layer.md), or None. The kernels refuse a value without limits.
+# The compute capability to whose limits INGOT_GPU_AS reduces every GPU (docs/gpu-layer.md), or None. The kernels refuse a value for which they know no
+# limits.
 LIMIT = re.fullmatch(r"(\d+)\.(\d)", os.environ.get("INGOT_GPU_AS", ""))
 LIMIT = LIMIT and (int(LIMIT[1]), int(LIMIT[2]))
 

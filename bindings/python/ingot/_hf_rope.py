@@ -1,6 +1,7 @@
 """Recognition and replacement of rotary embeddings for hf.patch: modules, usually attention, whose forward calls apply_rotary_pos_emb(q, k, cos, sin).
 
-The replacing forward is the module's own code, in which that name stands for the kernel. The function is compared with the kernel, apart from the module.
+The replacing forward is the module's own code, in which the name apply_rotary_pos_emb stands for a function that calls the kernel. The function is
+compared with the kernel, apart from the module.
 """
 import inspect
 import types
@@ -16,8 +17,8 @@ from ._second_order import knowing_whether_recorded
 
 _NAME = "apply_rotary_pos_emb"
 _PARAMETERS = ("q", "k", "cos", "sin", "unsqueeze_dim")
-# Relative to the largest number m of a row: the original rounds two products, whose sizes add up to at most sqrt(2) * sqrt(2) m, and their sum, which the
-# kernel rounds, too.
+# The bound is relative to the largest number m of a row. The original rounds two products, whose sizes add up to at most sqrt(2) * sqrt(2) m, and their
+# sum. The kernel rounds only the sum.
 _TOLERANCE = {dtype: 4 * torch.finfo(dtype).eps / 2 for dtype in DTYPES}
 
 
@@ -41,7 +42,7 @@ def replacement(module):
 
 
 def _function_of(forward):
-    """The function of the forward's file with the name and the parameters, or None."""
+    """Returns the function apply_rotary_pos_emb in the module of the forward, if it has the known parameters, otherwise None."""
     if not isinstance(forward, types.FunctionType) or _NAME not in forward.__code__.co_names:
         return None
     function = forward.__globals__.get(_NAME)
@@ -53,7 +54,7 @@ def _function_of(forward):
 
 
 def _has(cell, function):
-    """Whether the variable of a closure is the function."""
+    """Whether the cell of a closure holds the function."""
     try:
         return cell.cell_contents is function
     except ValueError:  # a variable without a value
@@ -69,15 +70,16 @@ def _holds(forward):
     return True
 
 
-def _copy(function, globals=None, closure=None):
-    copied = types.FunctionType(function.__code__, function.__globals__ if globals is None else globals, function.__name__, function.__defaults__,
+def _copy(function, global_names=None, closure=None):
+    copied = types.FunctionType(function.__code__, function.__globals__ if global_names is None else global_names, function.__name__, function.__defaults__,
                                 function.__closure__ if closure is None else closure)
     copied.__kwdefaults__ = function.__kwdefaults__
     return copied
 
 
 def _decorated(forward, innermost):
-    """The forward with `innermost` in place of the function inside all its decorators, such as transformers' that accept the earlier name of an argument."""
+    """Returns a copy of the forward, with all its decorators, in which `innermost` takes the place of the decorated function. (Decorators of transformers,
+    for example, accept the earlier name of an argument.)"""
     if not hasattr(forward, "__wrapped__"):
         return innermost
     inner = _decorated(forward.__wrapped__, innermost)
@@ -190,7 +192,7 @@ def _fused(original, function, served, repeated):
     rotated = _decorated(original, _copy(innermost, {**innermost.__globals__, _NAME: rotary}))
 
     def forward(self, *arguments, **named):
-        # torch.compile fuses the formula itself. A function that was set under the name later stays in force.
+        # The module's own forward runs under torch.compile, which fuses the formula itself, and if the name has been given another function since.
         own = is_dynamo_compiling() or innermost.__globals__.get(_NAME) is not function
         return (original if own else rotated)(self, *arguments, **named)
 

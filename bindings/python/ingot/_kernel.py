@@ -5,8 +5,8 @@ operator with its fake kernel, and the refusal of operands. Operators over rows 
                   results=lambda packed, up, *options: (new tensors, None for a result that these arguments do not ask for),
                   call=lambda packed, up, ..., h: runs the kernel on operands that are laid out and on the results)
 
-`results` serves the function and the fake kernel, so the shapes of both agree. gate.run returns None where `results` does; gate.operator, whose results must
-be tensors, returns an empty tensor there.
+Both the function and the fake kernel call `results`, so their shapes agree. For a result that is None in `results`, gate.run returns None, and
+gate.operator, whose results must be tensors, returns an empty tensor.
 """
 from dataclasses import dataclass
 from typing import Callable

@@ -32,7 +32,7 @@ _FEW_LOGITS, _FEW_ROWS = 2**31, 6 * 16384
 
 
 def _accumulator(x, weight):
-    """The dtype in which the chunks' gradients of the weights are summed. fp32 takes twice the memory, and a pass that rounds."""
+    """The dtype in which the chunks' gradients of the weights are summed. fp32 takes twice the memory, and one more pass, which rounds."""
     few = x.shape[0] <= _FEW_ROWS and x.shape[0] * weight.shape[0] <= _FEW_LOGITS
     return torch.bfloat16 if x.dtype is torch.bfloat16 and x.is_cuda and few else sum_dtype(x.dtype)
 

@@ -3,8 +3,8 @@
 Every op has up to three entries over one implementation: a plain Python function that allocates and calls the kernel (`run_*`), an
 autograd.Function for eager training, and an operator registered with torch.library for tracing, transforms and dispatch
 modes. `functional` chooses among them (see _C.route): the first two cost a few microseconds, the third about twice as much. The first two of
-rms_norm and mlp are also written in C++ (native/calls.cpp), for dense operands. Operators over rows need none of this by hand: _declare.py
-derives all of it from one declaration. For other shapes _kernel.py derives the first and the third entry.
+rms_norm and mlp are also written in C++ (native/calls.cpp), for dense operands. For operators over rows none of these is written by hand: _declare.py
+derives all three from one declaration. For other shapes _kernel.py derives the first and the third entry.
 """
 import numbers
 
@@ -120,8 +120,8 @@ def as_rows(t, groups=1, copy=torch.Tensor.contiguous):
 
 
 def empty_apart(t):
-    """`fake_rows(t)` that has no neighbour in memory. gated_linear_backward joins the products of two matrices of which one begins where the other ends, and
-    joined products round in another order: without a gap the bits of a result would depend on the allocator."""
+    """`fake_rows(t)` that has no neighbour in memory. gated_linear_backward joins the products of two matrices if one begins where the other ends, and
+    joined products round in a different order. Without a gap, the bits of a result would depend on where the allocator places the copies."""
     gap = 512 // t.element_size()  # a multiple of the alignment of PyTorch's allocator
     return torch.empty(t.numel() + 2 * gap, dtype=t.dtype, device=t.device)[gap : gap + t.numel()].view(t.shape)
 
@@ -250,7 +250,8 @@ def register(schema, run, fake, backward=None, setup=None):
 def eager(function):
     """`function.apply` without PyTorch's Python wrapper, which checks for transforms that _C.route has already excluded.
 
-    apply looks up attributes of its class by name, through every base class. The class made here holds these attributes itself and looks there first.
+    apply looks up attributes of its class by name, through every base class. The class that is made here holds these attributes itself, so that each
+    lookup ends at once.
     """
     try:
         found = {name: function.__dict__[name] for name in ("forward", "_backward_cls")}

@@ -1,7 +1,7 @@
 """The formulas of the operations in PyTorch's own operations, differentiable any number of times.
 
-They run where the kernels have no derivative: in forward mode (jvp, jacfwd, hessian), for a rotation whose table needs a gradient, and where
-torch.compile traces transforms of torch.func, in which PyTorch cannot follow the kernels. Sums are in fp32 (fp64 for fp64), as in the kernels.
+They run in the cases in which the kernels have no derivative: in forward mode (jvp, jacfwd, hessian), for a rotation whose table needs a gradient, and
+where torch.compile traces transforms of torch.func, in which PyTorch cannot follow the kernels. Sums are in fp32 (fp64 for fp64), as in the kernels.
 """
 import torch
 import torch.nn.functional as F
@@ -78,7 +78,7 @@ def wide_mlp(x, w1, b1, w2, b2, name):
 
 
 def grouped_linear(x, weight, bias, offsets):
-    """Reads no number of `offsets` on the host; a copy of the expert's matrix for each row."""
+    """Does not read `offsets` on the host. Makes a copy of the expert's matrix for each row."""
     rows = torch.arange(x.shape[0], device=x.device, dtype=offsets.dtype)
     expert = torch.bucketize(rows, offsets[1:], right=True)
     inside, expert = (rows < offsets[-1])[:, None], expert.clamp(max=max(weight.shape[0] - 1, 0))
@@ -171,7 +171,7 @@ def attention(q, k, v, cu_q, cu_k, sinks, scale, softcap, window, causal):
     if sinks is not None:
         scores = torch.cat([scores, _wide(sinks)[:, None, None].to(scores.dtype).expand(-1, scores.shape[1], 1)], -1)
     none = (~seen).all(-1) if sinks is None else ~covered
-    safe = torch.where(none[:, None], torch.zeros((), dtype=scores.dtype, device=q.device), scores)  # a row of -inf has no softmax
+    safe = torch.where(none[:, None], torch.zeros((), dtype=scores.dtype, device=q.device), scores)  # a row of -inf only has no softmax
     lse = torch.where(none, -torch.inf, torch.logsumexp(safe, -1))
     weights = torch.where(none[:, None], 0.0, torch.softmax(safe, -1))[..., : k.shape[0]]
     return (weights @ wide_v).transpose(0, 1).to(q.dtype), lse

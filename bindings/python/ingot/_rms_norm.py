@@ -8,7 +8,7 @@ from ._second_order import gradients, knowing_whether_recorded, with_formula
 
 
 def expect_vector(x, weight):
-    """A weight (1, C) would have a gradient of another shape."""
+    """Refuses a weight of another shape than (C): a weight (1, C), for example, would get a gradient (C)."""
     if isinstance(weight, torch.Tensor) and weight.dim() != 1 and x.dim() > 0:
         raise ValueError(f"rms_norm: weight: found shape {tuple(weight.shape)}, expected {tuple(x.shape[-1:])}")
 

@@ -34,7 +34,7 @@ def run_rope_(x, positions, cos, sin, interleaved, sign):
         raise ValueError(f"rope_: x: found strides {x.stride()} for shape {tuple(x.shape)}, expected contiguous heads, tokens one stride apart")
     _C.rope(x, x, dense(positions), dense(cos), dense(sin), interleaved, sign)
     if not x.is_inference():
-        torch.autograd.graph.increment_version(x)  # autograd must notice where it has saved x
+        torch.autograd.graph.increment_version(x)  # so that autograd reports an error if it has saved x
     return x
 
 

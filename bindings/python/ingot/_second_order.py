@@ -125,7 +125,7 @@ def knowing_whether_recorded(backward):
 
 
 def _in_memory(g):
-    """`g` with its values in memory: PyTorch may hold a lazy negative, or zeros without memory."""
+    """`g` with its values in memory: PyTorch may have represented `g` as a lazy negative, or as zeros without memory."""
     if g is None or not (g.is_neg() or g._is_zerotensor()):
         return g
     return g.resolve_neg() if g.is_neg() else torch.zeros_like(g)

@@ -58,7 +58,7 @@ class Answer:
 
     @property
     def tokens_per_second(self):
-        """Of the tokens after the first, which comes with the prompt's logits; 0 for an answer of fewer than two tokens."""
+        """Tokens per second of the answer without its first token, which follows from the prompt's logits; 0 for an answer of fewer than two tokens."""
         return max(0, len(self.ids) - 1) / self.token_seconds if self.token_seconds > 0 else 0.0
 
 
@@ -215,7 +215,7 @@ def _one_of(names):
 
 
 class _Closed:
-    """Stands in place of the engine of a closed model."""
+    """Takes the place of the engine of a closed model."""
 
     def __getattr__(self, name):
         raise ValueError("engine: found a model that was closed, expected an open one")
@@ -231,13 +231,13 @@ class Model:
     dense: the format in memory of the matrices of attention, dense MLPs and the head of a checkpoint or a GGUF file, "bf16", "fp8" or "mxfp4"; None: as
     stored, and bf16 for the blocks of a GGUF file.
     quant: the inputs of the experts are rounded to e4m3 times a power of two per 32 numbers, as with `ingot --quant`.
-    draft: "lookup" guesses the next tokens from earlier places of the same text, at most draft_max (1 to 7) at a time. On a CPU no
-    answer changes. On a GPU an answer may differ where two tokens are almost equally likely; with draft_exact the answer is that of the same steps
-    without guesses, and tokens without a guess take longer. draft_costs: relative times of steps of 1, 2, ... tokens, such as (100, 110, 120), which
-    determine how many guesses a step checks; (): measured before the first answer.
-    With the directory of a published EAGLE-3 head in place of "lookup", the head guesses too. draft_layers: the layers behind which the head reads
-    the model's hidden states, in place of those that its config.json names; draft_window: the latest tokens that the head attends to, 0: all;
-    draft_dense: the format of the head's matrices in memory, "bf16", "fp8" or "mxfp4", None: as stored.
+    draft: "lookup" guesses the next tokens from earlier places of the same text, at most draft_max (1 to 7) at a time. On a CPU no answer changes. On a
+    GPU an answer may differ where two tokens are almost equally likely. With draft_exact every token is computed by the steps that check guesses, so that
+    the answer does not depend on the guesses; tokens without a guess then take longer. draft_costs: relative times of steps of 1, 2, ... tokens, such as
+    (100, 110, 120), which determine how many guesses a step checks; (): the times are measured before the first answer.
+    With the directory of a published EAGLE-3 head in place of "lookup", the head also makes guesses. draft_layers: the layers behind which the head reads
+    the model's hidden states, in place of those that its config.json names; draft_window: the latest tokens that the head attends to, 0: all; draft_dense:
+    the format of the head's matrices in memory, "bf16", "fp8" or "mxfp4", None: as stored.
     Attributes: device ("cpu" or "cuda"), context, vocab, weight_bytes, load_seconds, harmony (whether the model has a chat format), efforts (how long its
     chat format can ask the model to think, from least to most), start (the id with which every text of the model begins, or None), note (why an existing
     GPU is not used, or how this run differs from the default). Only one answer at a time: a call from another thread is a RuntimeError.
@@ -290,7 +290,7 @@ class Model:
         return f"{type(self).__name__}({self._path!r}, device={self.device!r}, context={self.context})"
 
     def encode(self, text):
-        """The ids of a text, in which nothing is a control token."""
+        """The ids of a text. No part of the text is read as a control token."""
         return self._engine.encode(_text("text", text))
 
     def decode(self, ids):
@@ -310,8 +310,8 @@ class Model:
         return self._engine.prompt(**self._asked(prompt, tools, tool_choice, reasoning, system, date))
 
     def parse(self, ids, *, tools=None):
-        """The Answer that some ids are: text, thoughts, messages and calls, for callers who sample with raw=True behind prompt_ids(). `finish` is "stop" where
-        an id ends the answer, and what follows the id is ignored; otherwise "length"."""
+        """The Answer that the ids form: text, thoughts, messages and calls. For callers who sample with raw=True after the ids of prompt_ids(). `finish`
+        is "stop" if an id ends the answer, and later ids are ignored; otherwise "length"."""
         found = _with_calls(self._engine.parse(_ids("ids", ids), _request("", tools, "auto")), "")
         found.pop("stop_id")
         return Answer(text=_texts(found["messages"], _SHOWN), thoughts=_texts(found["messages"], ("analysis",)), **found)
@@ -325,8 +325,8 @@ class Model:
         {"name": ..., "description": ..., "parameters": a JSON schema}} or only the inner object; tool_choice="none" leaves them out. Answer.calls are the
         calls. A message of the assistant may have tool_calls, {"id": ..., "type": "function", "function": {"name": ..., "arguments": JSON text}}, with or
         without content, and reasoning_content; Answer.message is such a message. A message with the role tool is the result of an earlier call, which
-        tool_call_id names; with only `name`, of the first call of this function without a result. A chat format without functions refuses tools, calls and
-        results. Nothing forces the arguments to be valid under the schema, also where a function has "strict".
+        tool_call_id names; with only `name` it is the result of the first call of this function that has no result yet. A chat format without functions
+        refuses tools, calls and results. The arguments are not forced to be valid under the schema, even if a function has "strict".
 
         stop: strings (or one string, or None); the first stop string that occurs ends the text and is not part of the text. logprobs: for each token
         its own logprob and the logprobs of this number of likeliest tokens; -1: none. reasoning: one of `efforts`; of the other known efforts (none, minimal,

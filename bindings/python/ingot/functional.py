@@ -23,7 +23,7 @@ _C.attach_calls(_rms_norm.rms_norm_eager, _rms_norm.run_rms_norm_plain, _rms_nor
 
 
 def _untensored(op, name, function, x, *arguments, **options):
-    """The result of `function` for an x that is no tensor: a node where x belongs to a symbolic trace (torch.fx), otherwise a TypeError."""
+    """The result of `function` for an x that is no tensor: a node of the graph if x belongs to a symbolic trace (torch.fx), otherwise a TypeError."""
     if isinstance(x, torch.fx.Proxy):
         return x.tracer.create_proxy("call_function", function, (x, *arguments), options)
     raise TypeError(f"{op}: {name}: found {type(x).__name__}, expected torch.Tensor")
@@ -284,8 +284,8 @@ def wide_mlp(x, w1, w2, b1=None, b2=None, *, activation="leaky_relu_squared", re
     """f(x w1^T + b1) w2^T + b2, of any width; on Hopper the activation and its slope are part of the products.
 
     x: (..., C). w1: (H, C), b1: (H), w2: (N, H), b2: (N). activation: a name of `ingot.functional.ACTIVATIONS`. Returns (..., N). For the backward
-    pass of the squared ReLUs, f's values and one bit per value are kept (a byte on a CPU; not in float16, whose squares underflow), of other
-    activations the arguments of f; recompute keeps nothing. Under autocast everything runs in autocast's dtype; otherwise all tensors have one dtype.
+    pass of the squared ReLUs, f's values and one bit per value are kept (a byte on a CPU; not in float16, whose squares underflow). For other activations
+    the arguments of f are kept. recompute keeps nothing. Under autocast everything runs in autocast's dtype; otherwise all tensors have one dtype.
     """
     if not isinstance(x, torch.Tensor):
         return _untensored("wide_mlp", "x", wide_mlp, x, w1, w2, b1, b2, activation=activation, recompute=recompute)
@@ -336,10 +336,11 @@ def rope_table(positions, dim, base=10000.0, *, scaling="none", factor=1.0, orig
                truncate=True, attention_factor=0.0, dtype=torch.float32, device=None):
     """(cos, sin), each (positions, dim / 2), for `rope`: row p has the cosines and sines of the angles p base^(-2 j / dim), in radians.
 
-    positions: the number of positions, from 0. dim: an even number. scaling: "none"; "ntk"; or "yarn", which needs original_context, the tokens of the context
-    that the model was trained with. factor: how many times longer the context is. attention_factor multiplies the tables of yarn, 0: 0.1 ln(factor) + 1.
-    dtype: float32, or float64 for x of float64. device=None: PyTorch's default device. The tables are made on the host, so torch.compile(fullgraph=True) does
-    not trace this function: make tables once, before the compiled function. Errors: ValueError for an argument, TypeError for a tensor of positions.
+    positions: the number of positions, from 0. dim: an even number. scaling: "none"; "ntk"; or "yarn", which needs original_context, the length in tokens
+    of the context with which the model was trained. factor: how many times longer the context is. attention_factor multiplies the tables of yarn, 0: 0.1
+    ln(factor) + 1. dtype: float32, or float64 for x of float64. device=None: PyTorch's default device. The tables are made on the host, so
+    torch.compile(fullgraph=True) does not trace this function: make tables once, before the compiled function. Errors: ValueError for an argument,
+    TypeError for a tensor of positions.
     """
     if isinstance(positions, torch.Tensor) and positions.dim() > 0:
         raise TypeError("rope_table: positions: found a tensor, expected the number of positions; rope takes the positions of tokens")

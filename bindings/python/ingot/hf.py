@@ -41,9 +41,9 @@ def register_attention():
         model = AutoModelForCausalLM.from_pretrained(path, attn_implementation="ingot")   # or model.set_attn_implementation("ingot")
 
     The kernels compute causal and bidirectional attention with grouped heads, sliding windows, sinks, softcaps, padding on either side, packed
-    sequences and caches that grow. PyTorch computes a layer where the kernels do not have the case: dropout, masks of another pattern or made by
-    the caller, padding with holes, static caches, and on a GPU types other than bfloat16 and float16. `attention_fallbacks` counts such calls by
-    their reason, and the logger "ingot" has a warning for the first of each. output_attentions=True is a NotImplementedError.
+    sequences and caches that grow. PyTorch computes a layer in the cases that the kernels do not support: dropout, masks of another pattern or made by the
+    caller, padding with holes, static caches, and on a GPU types other than bfloat16 and float16. `attention_fallbacks` counts such calls by their reason,
+    and the logger "ingot" has a warning for the first of each. output_attentions=True is a NotImplementedError.
     """
     _hf_attention.register()
 

@@ -229,7 +229,7 @@ class FusedMLP(_Direct):
         own = f"{prefix}layers."
         keys = [k for k in state_dict if k.startswith(prefix)]
         if not any(k.startswith(own) for k in keys):
-            names = self._parameters.keys() | self._buffers.keys() | self._modules.keys()  # of a subclass
+            names = self._parameters.keys() | self._buffers.keys() | self._modules.keys()  # parameters and buffers that a subclass has added
             foreign = {k[len(prefix):]: state_dict.pop(k) for k in keys if k[len(prefix):].split(".")[0] not in names}
             layers = _packed_layers(self, foreign) or _named_layers(foreign)  # take their entries out of `foreign`
             state_dict.update({prefix + name: t for name, t in foreign.items()})  # PyTorch reports these, or with strict=False ignores these
@@ -348,7 +348,7 @@ def _fuses(x, w, *parameters):
 
 
 def _expect_input(module, x, weight, columns):
-    """Refuses an x that does not fit the first product of a module, whose own errors do not name x."""
+    """Refuses an x that does not fit the first product of a module, because the errors of that product do not name x."""
     if isinstance(x, torch.fx.Proxy):
         return
     _op.expect_tensors(module, x=x)

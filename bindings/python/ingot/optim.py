@@ -185,7 +185,7 @@ def _matrices(tensors):
 
 
 def _number(lr):
-    """lr as a number, or lr itself where reading it would wait for a GPU."""
+    """lr as a number, or lr itself if reading the number would wait for a GPU."""
     return lr.item() if isinstance(lr, torch.Tensor) and not lr.is_cuda else lr
 
 
@@ -214,7 +214,7 @@ def _products(group, device):
 
 
 _LOADED = "ingot.optim.Muon, torch.optim.Muon, torch.optim.AdamW or KellerJordan/Muon"
-# Options by which other packages' optimizers differ from this one.
+# Options of other packages' optimizers that this optimizer does not have, or that have another meaning.
 _FOREIGN_OPTIONS = ("wd", "mu", "algorithm", "adamw_betas", "adamw_eps", "adamw_lr", "adamw_wd", "update_buffer", "muon_beta2", "rms_scale", "cautious_wd",
                     "dampening", "momentum_decay", "max_iter", "tolerance_grad")
 # A state dict with one of _TORCH_OPTIONS comes from an optimizer of torch.optim other than Muon. AdamW's groups have all of _TORCH_ADAMW.
