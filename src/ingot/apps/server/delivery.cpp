@@ -6,7 +6,8 @@ namespace ingot::server {
 namespace {
 
 constexpr size_t kMostWaiting = 256 << 10;
-constexpr double kSlowest = 4096;  // bytes a second that the reader of an ended answer must take
+constexpr double kSlowest = 4096;  // the rate in bytes per second at which a client must at least read the rest of an
+                                   // ended answer
 
 }  // namespace
 

@@ -7,7 +7,8 @@
 namespace ingot::server {
 namespace {
 
-// The page; @NONCE@ marks the nonces that let its own script and style pass the content security policy.
+// The page. @NONCE@ marks the places of the nonce by which the content security policy allows the page's own script and
+// style.
 const std::string kPage =
 #include <ingot_page.inc>
     ;

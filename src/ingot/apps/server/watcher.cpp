@@ -94,8 +94,8 @@ void Watcher::look_at(Exchange& x, std::vector<Ticket>& gone) const {
   if (broken || (closed && !d.streams)) {
     gone.push_back(x.ticket);
   } else if (d.streams && d.asleep && seconds_since(d.latest) > (closed ? 0.1 : 10)) {
-    // A client that closed only its sending direction reads this comment. Where the client has gone, sending the
-    // comment causes an error that the next check finds. During a long prompt the comment shows that the server is
+    // A client that closed only its sending direction reads this comment. If the client has disconnected, sending the
+    // comment causes an error, which the next check finds. During a long prompt the comment shows that the server is
     // alive.
     d.waiting += ": waiting\n\n";
     d.latest = Clock::now();

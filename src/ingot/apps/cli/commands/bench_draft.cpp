@@ -20,8 +20,8 @@ struct DraftBench {
   int64_t context = 1024, tokens = 256;
 };
 
-// Knows the answer, and guesses each of its tokens right with a given probability. Wrong guesses are the same in every
-// run. The guesses are given as those of a prediction, which a draft head does not replace.
+// Knows the answer, and guesses each of its tokens correctly with a given probability. Wrong guesses are the same in
+// every run. The guesses are marked as guesses of a prediction, because guesses of a draft head do not replace these.
 class Oracle final : public draft::Drafter {
  public:
   Oracle(const std::vector<int32_t>& answer, double right, int64_t prompt, int64_t vocab)

@@ -55,8 +55,8 @@ std::vector<double> rates_of(const std::string& list) {
 
 int64_t requests_of_rate(const BenchServe& o) { return o.requests > 0 ? o.requests : 64; }
 
-// The command line of `ingot serve`: each of `clients` has a connection, and its request one of `slots` or room to wait
-// for one.
+// The command line of `ingot serve`. There is a connection for each of `clients`, and for each client's request one of
+// `slots` slots or a place in the queue.
 std::vector<std::string> server_words(const BenchServe& o, const std::string& model, int64_t slots, int64_t clients) {
   std::vector<std::string> words = {"--model", model};
   std::istringstream in(o.server_options);
@@ -72,7 +72,7 @@ std::vector<std::string> server_words(const BenchServe& o, const std::string& mo
   };
   add("--slots", std::min(slots, kMostSlots));
   if (clients > kQueue) add("--queue", clients);
-  // The command asks for the model's description over a connection of its own.
+  // One more connection, over which this command asks for the model's description.
   if (clients + 1 > kConnections) add("--connections", std::min(clients + 1, kMostConnections));
   return words;
 }

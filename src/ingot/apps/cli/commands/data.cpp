@@ -41,7 +41,7 @@ void pack(const PackOptions& o) {
   try {
     write(split.train, "train");
     write(split.held_out, "val");
-  } catch (...) {  // after a failure, the shards of a part must not be taken for the whole text
+  } catch (...) {  // after a failure, shards of a part of the text must not be mistaken for the whole text
     try {
       for (const std::string& name : list_directory(o.out))
         if (name.ends_with(".bin")) remove_file(join_path(o.out, name));

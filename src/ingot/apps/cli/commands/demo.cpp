@@ -74,8 +74,9 @@ int64_t steps_for(const RunConfig& config, double tokens_per_second, double seco
   return std::max<int64_t>(20, int64_t(seconds * tokens_per_second / cost / tokens_per_step));
 }
 
-// The demo takes bf16 products, whose losses differ from those of fp32 by less than the losses of two seeds. CPUs with
-// bf16 instructions compute 1.36 times as many steps of the preset with them, so 85 s replace 110 s of fp32.
+// The demo takes bf16 products, whose losses differ from those of fp32 by less than the losses of two seeds. With bf16
+// products, CPUs with bf16 instructions compute 1.36 times as many steps of the preset in the same time, so 85 s
+// replace 110 s of fp32.
 double seconds_for(Device device) {
   return device.kind == Device::cpu && cpu_level() >= CpuLevel::avx512_bf16 ? 85 : 110;
 }

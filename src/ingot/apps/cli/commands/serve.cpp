@@ -61,8 +61,8 @@ server::ServerOptions server_options(const ServeCommand& o) {
       fail(ErrorCode::usage, "--host: found ", o.host,
            " without --api-key-file: every machine that reaches this one could send requests; --insecure allows this");
   } else {
-    // Another site's name could be made to point at this address, and pages of that site would then share the server's
-    // origin.
+    // On a loopback address only these host names are allowed: another site could make its own name point to this
+    // address, and its pages would then have the server's origin.
     for (const char* name : {"localhost", "127.0.0.1", "::1"}) s.hosts.push_back(name);
     s.hosts.push_back(o.host);
   }
@@ -73,7 +73,7 @@ DraftWhich which_drafted(const DraftCommand& o) {
   return o.how == "none" ? DraftWhich::none : o.how == "prediction" ? DraftWhich::predicted : DraftWhich::all;
 }
 
-// Where a directory without a tokenizer holds no model either, the error says so.
+// If a directory has neither a tokenizer nor a model, the error says that it has no model.
 Vocabulary vocabulary_of(const ServeCommand& o, const std::string& path) {
   try {
     return load_vocabulary(path, {.tokenizer = o.tokenizer, .chat_format = o.chat_format});

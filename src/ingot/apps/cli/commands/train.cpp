@@ -183,8 +183,8 @@ void refuse_files_of_others(const TrainCommand& o, const std::string& directory)
   }
 }
 
-// The tokenizer decides the vocabulary, whatever the configuration says: a text has few characters, or ends before the
-// requested number of pairs.
+// The size of the vocabulary follows from the tokenizer and may differ from the configuration, because a text has few
+// different characters, or too few repeated pairs for the requested size.
 void log_other_vocabulary(const TrainCommand& o, const RunData& data) {
   const Json model = parse_json(o.model, "configuration");
   const auto asked = model.find("vocab");

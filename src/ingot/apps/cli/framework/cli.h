@@ -19,8 +19,8 @@ namespace ingot::cli {
 
 enum class Kind { flag, integer, number, text, list };
 
-// An option. `spelling` is "--vocab N" or, for a positional argument, "RUN". The key in a configuration is the name
-// without dashes and with underscores ("vocab"), the environment variable INGOT_VOCAB.
+// An option. `spelling` is, for example, "--vocab N" or, for a positional argument, "RUN". The key in a configuration
+// is the name without dashes and with underscores ("vocab"), the environment variable INGOT_VOCAB.
 struct Option {
   std::string name, placeholder, path, help;
   Kind kind = Kind::text;
@@ -121,9 +121,9 @@ int run(Command& root, int argc, char** argv);
 // --- input and output
 // Standard output. A closed pipe ends the program quietly; every further failure is an Error.
 void write_out(std::string_view text);
-// A file's bytes, or standard input's for "-" and "" (refused on a terminal without being asked for by "-").
+// The bytes of a file, or of standard input for "-" and "". With "" a terminal is refused as standard input.
 std::string read_input(const std::string& path);
-// Throws where a file could not be written for want of its directory: ask before minutes of work.
+// Throws if the directory of `out` does not exist. Call this before work that takes minutes.
 void require_directory_of(const std::string& out);
 // Throws where writing `out` would replace one of the command's input files.
 void refuse_to_replace(const std::string& out, const std::vector<std::string>& read);

@@ -2,7 +2,7 @@
 
 namespace ingot::cli {
 
-// Thrown where the reader of standard output went away, which ends the program quietly.
+// Thrown when the reader of standard output has closed the pipe. The program then ends without a message.
 struct ClosedPipe {};
 
 }  // namespace ingot::cli

@@ -56,7 +56,7 @@ void end_on_signals(const std::string& who) {
   // Clears a progress line on the terminal, and resets colours.
   const std::string line =
       (isatty(STDERR_FILENO) == 1 ? "\x1b[0m\r\x1b[K" : "") + who.substr(0, 200) + ": stopped by a signal\n";
-  last_words_size = 0;  // no words rather than a part of the words
+  last_words_size = 0;  // a signal during the copy prints nothing rather than part of the line
   std::copy(line.begin(), line.end(), last_words.begin());
   last_words_size = line.size();
   handle(SIGINT, end_now);

@@ -32,8 +32,8 @@ void Program::build_leaf(Command& command, CLI::App& app, const std::string& pat
     } else {
       given->parsed = app.add_option(names, given->words, described(*option));
       const bool many = option->kind == Kind::list;
-      // A repeatable flag takes a single value each time, so that the flag does not swallow a positional argument
-      // behind the value.
+      // Each use of a repeatable flag takes a single value. Otherwise the flag would also take a positional argument
+      // that follows the value.
       given->parsed->expected(1, many && positional ? CLI::detail::expected_max_vector_size : 1);
       given->parsed->multi_option_policy(many ? CLI::MultiOptionPolicy::TakeAll : CLI::MultiOptionPolicy::Throw);
       given->parsed->type_name(positional ? "" : option->placeholder);

@@ -74,7 +74,7 @@ std::vector<double> smoothed(const std::vector<double>& y, int width) {
   std::vector<double> out(y.size());
   const int64_t n = int64_t(y.size()), half = width / 2;
   for (int64_t i = 0; i < n; ++i) {
-    const int64_t reach = std::min({half, i, n - 1 - i});  // narrower at the ends, so that they stay unbiased
+    const int64_t reach = std::min({half, i, n - 1 - i});  // the mean is narrower at the ends, so that it stays centred
     double sum = 0;
     for (int64_t j = i - reach; j <= i + reach; ++j) sum += y[size_t(j)];
     out[size_t(i)] = sum / double(2 * reach + 1);

@@ -146,7 +146,7 @@ std::string speed_line(const Answer& a, bool drafts) {
   // The first token comes with the prompt's logits.
   if (a.tokens.size() > 1 && a.token_seconds > 0)
     line += ", " + fixed(double(a.tokens.size() - 1) / a.token_seconds, 1) + " tokens/s";
-  // Costs that never pay leave an answer without a draft, and the user should know.
+  // If the measured costs never make a draft worthwhile, the answer has no drafts, and the user should know this.
   if (drafts && a.drafts.tokens == 0) line += ", no drafts";
   if (drafts && a.drafts.tokens > 0)
     line += ", " + with_commas(a.drafts.accepted) + " of " + with_commas(a.drafts.tokens) + " draft tokens accepted";

@@ -105,17 +105,18 @@ draft::Options draft_options(const DraftLengths& o) {
 void add_draft_options(Command& c, DraftCommand& o, const char* help) {
   c.text("--draft HOW", o.how, help);
   add_options(c, o.lengths);
-  c.text(
-      "--draft-layers LIST", o.layers,
-      "the layers whose outputs the draft head reads, such as 2,18,33: the model's hidden states after so many layers "
-      "(default: the layers in the head's config.json)");
+  c.text("--draft-layers LIST", o.layers,
+         "the numbers of layers after which the draft head reads the model's hidden states, such as 2,18,33 "
+         "(default: the layers in the head's config.json)");
   c.integer("--draft-window N", o.window, 0, 1 << 30,
             "the latest tokens that the draft head attends to; 0: all (default: 0)");
   c.choice("--draft-dense FORM", o.dense, {"bf16", "fp8", "mxfp4"},
            "format in memory of the draft head's matrices (default: as stored)");
-  c.flag("--draft-exact", o.exact,
-         "compute every token of an answer with drafts by draft steps, so that the answer depends on no draft on a GPU "
-         "either; tokens without a draft then take longer there. On a CPU this always holds");
+  c.flag(
+      "--draft-exact", o.exact,
+      "on a GPU, compute every token of an answer with drafts by a draft step, even a token without a draft, so that "
+      "the answer does not depend on the drafts; a token without a draft then takes longer. On a CPU, answers never "
+      "depend on drafts");
 }
 void add_options(Command& c, DraftCommand& o) {
   add_draft_options(c, o,

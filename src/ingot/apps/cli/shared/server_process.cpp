@@ -64,8 +64,8 @@ ServerProcess::ServerProcess(const std::vector<std::string>& words) {
   process_ = ::fork();
   if (process_ < 0) fail(ErrorCode::io, "cannot start `ingot serve`: ", std::strerror(errno));
   if (process_ == 0) {
-    // Only async-signal-safe functions until exec. The server ends as soon as this process ends for any reason: no
-    // process reads its answers any more, so it has none to finish, and it removes its temporary files.
+    // Only async-signal-safe functions until exec. The server ends as soon as this process ends for any reason. No
+    // process reads its answers any more, so the server need not finish any answer; it removes its temporary files.
     ::prctl(PR_SET_PDEATHSIG, SIGTERM);
     ::signal(SIGINT, SIG_DFL), ::signal(SIGTERM, SIG_DFL);
     ::dup2(pipe[1], STDERR_FILENO);
