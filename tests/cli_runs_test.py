@@ -215,6 +215,17 @@ class Runs(InDirectory):
         self.refuses(2, "--init-from: .*: found the tensor .*expected", *tune, "--set", "mlp_hidden=64")
         self.refuses(4, "nothing: found no such", *tune[:6], self.directory / "nothing")
 
+    def test_steps_replace_the_seconds_of_the_run_that_is_fine_tuned(self):
+        base = self.directory / "base"
+        timed = ["--set", "train.seconds=0.3", "--set", "reserve_seconds=0.1"]
+        self.assertEqual(ingot(*self.train(*timed, out=base)).returncode, 0)
+        for name, length in (("flag", ["--steps", 3]), ("key", ["--set", "steps=3"])):
+            out = self.directory / name
+            run = ingot("train", "--data", self.text, "--out", out, "--init-from", base, *length)
+            self.assertEqual(run.returncode, 0, run.error)
+            self.assertIn("step 3/3", run.error)
+            self.assertEqual(json.loads((out / "config.json").read_text())["train"]["seconds"], 0)
+
     def test_a_fine_tuned_run_goes_on_when_its_base_moved_or_is_spelled_otherwise(self):
         base, tokenizer = self.directory / "base", self.directory / "tok.json"
         self.assertEqual(ingot(*self.train("--steps", 2, out=base)).returncode, 0)

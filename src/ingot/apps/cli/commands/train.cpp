@@ -69,12 +69,19 @@ std::string tokenizer_of_run(const std::string& directory) {
   return "";
 }
 
+// The given keys of `train` over an earlier run: a given number of steps replaces the run's length in seconds.
+std::string over_earlier_run(const std::string& train) {
+  Json given = parse_json(train, "configuration");
+  if (given.contains("steps") && !given.contains("seconds")) given["seconds"] = 0;
+  return write_json(given);
+}
+
 // The directory of a fine-tuned run contains the run's configuration and tokenizer, and from the first checkpoint on
 // also weights. The initial model is then not read again, and its files may have moved.
 Start fine_tuning_start(const TrainCommand& o, const std::string& init_from, const std::string& directory) {
   if (!o.preset.empty())
     fail(ErrorCode::usage, "found --preset and --init-from, expected one of them: the run has a configuration");
-  const std::string over = "{\"model\": " + o.model + ", \"train\": " + o.train + "}";
+  const std::string over = "{\"model\": " + o.model + ", \"train\": " + over_earlier_run(o.train) + "}";
   const auto over_config = [&](const std::string& base) {
     return run_config_from_json(merge_json(base, over, "configuration"), "configuration");
   };
