@@ -446,6 +446,7 @@ class Runs(InDirectory):
         self.refuses(2, "--preset: found 'nanoo', expected one of demo, golf, golf-small, nano", "train", "--preset", "nanoo", "--data", self.text, "--out", self.run_directory)
         self.refuses(2, "layerss", *self.train("--set", "model.layerss=3"))
         self.refuses(2, "layers", *self.train("--set", 'model.layers="three"'))
+        self.refuses(2, "model.activation: found 'geluu', expected one of identity, relu", *self.train("--set", "activation=geluu"))
         self.refuses(2, "seeds: found 'x'", *self.train("--seeds", "1,x"))
         self.refuses(2, "seeds: found 1 twice", *self.train("--seeds", "1,2,1"))
         self.refuses(4, "missing.txt", "train", "--data", self.directory / "missing.txt", "--out", self.run_directory)

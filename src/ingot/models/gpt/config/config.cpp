@@ -127,7 +127,9 @@ void check(const GptConfig& c) {
   in_range<double>("init_std", c.init_std, 0, 1e3);
   in_range<double>("embed_std", c.embed_std, 0, 1e3);
   in_range<double>("rope_scaling.factor", c.rope_scaling.factor, 1e-6, 1e6);
-  activation_named(c.activation);
+  try {
+    activation_named(c.activation);
+  } catch (const Error& e) { fail(ErrorCode::usage, "model.", e.what()); }
   layer_program(c, false);
   layer_program(c, true);
 }
