@@ -498,6 +498,14 @@ class Messages(InDirectory):
         (texts / "b.txt").write_text("The \u65e5\n")
         self.refuses(3, 'texts/b.txt: text to encode: byte 4: found the character', "eval", run, "--data", texts, "--split", "all")
 
+    def test_a_list_of_ids_longer_than_the_context_is_named(self):
+        run = self.directory / "run"  # of a context of 32
+        self.assertEqual(ingot("train", *TINY, "--steps", 2, "--data", self.text, "--out", run).returncode, 0)
+        ids = lambda *lengths: self.file("ids.jsonl", "".join(f"{[1] * n}\n" for n in lengths))
+        report = json.loads(ingot("eval", run, "--ids", ids(2, 33), "--json").text)
+        self.assertEqual(len(report["sequences"][1]["losses"]), 32)
+        self.refuses(2, r"ids\.jsonl: found 200 ids in list 2, expected at most 33, one more than the context", "eval", run, "--ids", ids(33, 200))
+
     def test_options_that_change_nothing_are_refused(self):
         run, ids = self.directory / "run", self.file("ids.jsonl", "[1, 2]")
         self.assertEqual(ingot("train", *TINY, "--steps", 2, "--data", self.text, "--out", run).returncode, 0)

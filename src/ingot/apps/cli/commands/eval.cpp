@@ -82,6 +82,14 @@ Part part_of(const EvalCommand& o, const TrainedModel& model) {
   return part;
 }
 
+// The last id of a list is predicted only, so a list may be one id longer than the context.
+void check_lengths(const std::vector<std::vector<int32_t>>& lists, int64_t context, const std::string& path) {
+  for (size_t i = 0; i < lists.size(); ++i)
+    if (int64_t(lists[i].size()) > context + 1)
+      fail(ErrorCode::usage, path, ": found ", lists[i].size(), " ids in list ", i + 1, ", expected at most ",
+           context + 1, ", one more than the context");
+}
+
 // Scores every token after the first of each list, so that the losses can be compared with another engine's.
 void eval_ids(const EvalCommand& o) {
   const std::string path = chosen_model(o.run, o.model);
@@ -92,6 +100,7 @@ void eval_ids(const EvalCommand& o) {
   if (longest < 2) fail(ErrorCode::bad_data, o.ids, ": found lists of one id, expected one of at least two");
   const OpenedModel model = open_model(path, int64_t(longest) - 1, o.ids, o.on);
   check_ids(lists, model.decoder->vocab(), o.ids);
+  check_lengths(lists, model.decoder->context(), o.ids);
   Interrupt interrupt;
   const auto start = Clock::now();
   OrderedJson sequences = OrderedJson::array();
