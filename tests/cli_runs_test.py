@@ -527,6 +527,8 @@ class Messages(InDirectory):
             self.refuses(2, f"found {option[0]}, which changes nothing with --kind char", *char, *option)
         self.refuses(2, "found --rank-timeout, which changes nothing with a run of one process", "train", *TINY, "--steps", 2, "--data", self.text,
                      "--out", run, "--rank-timeout", 3)
+        self.refuses(2, "found --seed, which changes nothing with --seeds", "train", *TINY, "--steps", 2, "--data", self.text,
+                     "--out", self.directory / "seeds", "--seeds", "1,2", "--seed", 3)
         self.refuses(2, "found --seed, which changes nothing with --held-out-every 0", "data", "pack", "--data", self.text, "--tokenizer",
                      run / "tokenizer.json", "--out", self.directory / "sh", "--held-out-every", 0, "--seed", 3)
         self.refuses(2, "found RUN and keys of a model", "info", run, "--set", "model.layers=3")

@@ -405,6 +405,7 @@ or the keys without their groups: {"preset": "nano", "layers": 8, "steps": 5000,
   c.run([o, &c] {
     if (o->ranks == 1 && o->gpus <= 1 && rank_place_from_environment().world == 1)
       c.refuse_given({"rank-timeout"}, "a run of one process");
+    if (!o->seeds.empty()) c.refuse_given({"seed"}, "--seeds");
     train(*o);
   });
 }
