@@ -674,6 +674,9 @@ class Chat(TinyGptOss):
                 cut = answer("--stop-id", stop, "--stop-id", 7)
                 self.assertEqual(cut["ids"], whole[:min(whole.index(i) for i in (stop, 7) if i in whole)])
                 self.assertEqual(cut["finish"], "stop")
+                for key in (f"stop_id=[{stop}, 7]", f'stop_id=["{stop}", 7]'):
+                    self.assertEqual(answer("--set", key)["ids"], cut["ids"])
+                self.assertEqual(answer("--set", f"stop_id={stop}")["ids"], whole[:whole.index(stop)])
                 self.refuses(2, "--stop-id: found '-1', expected an id from 0 to ", "generate", *words, "--stop-id", -1)
 
     def test_a_stop_string_ends_the_text_before_it(self):

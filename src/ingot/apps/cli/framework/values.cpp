@@ -169,9 +169,10 @@ void store_value(const Option& option, const Json& value, const Source& from) {
       auto& into = *static_cast<std::vector<std::string>*>(option.into);
       into.clear();
       for (const Json& item : value.is_array() ? value : Json::array({value})) {
-        if (!item.is_string()) wrong(option, item, from, "a string");
-        not_empty(option, item.get_ref<const std::string&>(), option.path);
-        into.push_back(item.get<std::string>());
+        const bool numbers = option.placeholder == "N";
+        if (!item.is_string() && !(numbers && item.is_number_integer()))
+          wrong(option, item, from, numbers ? "an integer" : "a string");
+        into.push_back(not_empty(option, item.is_string() ? item.get<std::string>() : item.dump(), option.path));
       }
       return;
     }
