@@ -396,9 +396,10 @@ TEST(trainer, the_log_goes_on_after_a_loss_that_is_not_finite) {
   const std::string run = dir.path() + "/run";
   Trainer trainer(c, data_for(c, dir), run);
   std::vector<TrainStatus> steps;
-  expect_error(ErrorCode::numeric,
-               [&] { trainer.run({.on_step = [&](const TrainStatus& s) { steps.push_back(s); }}); });
+  const std::string message = expect_error(
+      ErrorCode::numeric, [&] { trainer.run({.on_step = [&](const TrainStatus& s) { steps.push_back(s); }}); });
   ASSERT_FALSE(steps.empty() || std::isfinite(steps.back().loss));
+  EXPECT_EQ(message.find("training stopped at step " + std::to_string(steps.back().step + 1) + ": "), 0u) << message;
   const std::string log = read_file(run + "/log.jsonl");
   for (const TrainStatus& s : steps) {
     const std::string line = R"({"event":"step","step":)" + std::to_string(s.step) + R"(,"loss":)";

@@ -78,12 +78,13 @@ void Trainer::Impl::note_bad_step(const TrainStatus& s) {
     bad_steps = 0;
     return;
   }
+  const int64_t step = at.step + 1;  // as in the log: at.step counts the steps before this one
   const std::string where = std::isfinite(s.loss) ? "the gradient of " + state.broken_tensor(ranks) : "the loss";
   if (ranks.rank() == 0)
-    log_warn("step ", at.step, ": the gradient's norm is ", s.grad_norm, ", found first in ", where,
+    log_warn("step ", step, ": the gradient's norm is ", s.grad_norm, ", found first in ", where,
              "; the step is skipped");
   if (++bad_steps >= config.train.max_bad_steps)
-    fail(ErrorCode::numeric, "training stopped at step ", at.step, ": found ", bad_steps,
+    fail(ErrorCode::numeric, "training stopped at step ", step, ": found ", bad_steps,
          " steps in a row whose gradient is not finite, the last time in ", where,
          "; expected finite numbers. The last checkpoint is ", last_checkpoint.empty() ? "none" : last_checkpoint);
 }
