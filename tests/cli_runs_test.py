@@ -134,6 +134,7 @@ class Runs(InDirectory):
         process.send_signal(signal.SIGINT)
         error = process.communicate(timeout=60)[1].decode()
         self.assertEqual(process.returncode, 130, error)
+        self.assertIn("train: stopping and saving after the current step; a second signal stops without saving\n", error)
         self.assertRegex(error, r"stopped at step \d+ of 400, saved in \S+; to resume: ingot train ")
         resumed = ingot(*command)
         self.assertEqual(resumed.returncode, 0, resumed.error)

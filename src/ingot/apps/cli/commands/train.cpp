@@ -220,7 +220,8 @@ TrainResult run_one(const TrainCommand& o, std::optional<int64_t> seed, const st
              trainer.data().tokenizer->vocab_size());
   const int64_t first = trainer.step();
 
-  Interrupt interrupt;
+  Interrupt interrupt(
+      o.is_first() ? "train: stopping and saving after the current step; a second signal stops without saving" : "");
   Progress progress;
   Dashboard dashboard(
       o.is_first() && !o.tensorboard.empty() ? board_of_run(o.tensorboard, o.name_of(directory), directory) : "",

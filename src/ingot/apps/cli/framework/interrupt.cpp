@@ -14,21 +14,38 @@ namespace ingot::cli {
 namespace {
 
 volatile std::sig_atomic_t noted = 0;
-// The line is made beforehand: a handler may neither allocate nor lock.
-std::array<char, 256> last_words;
-std::atomic<size_t> last_words_size{0};
+// A line that a handler prints. It is made beforehand, because a handler may neither allocate nor lock.
+struct Line {
+  std::array<char, 256> text;
+  std::atomic<size_t> size{0};
+
+  void set(const std::string& line) {
+    size = 0;  // a signal during the copy prints nothing rather than part of the line
+    std::copy_n(line.begin(), std::min(line.size(), text.size()), text.begin());
+    size = std::min(line.size(), text.size());
+  }
+  void print() const { [[maybe_unused]] const ssize_t n = ::write(STDERR_FILENO, text.data(), size); }
+};
+Line last_words;   // of a signal that ends the program
+Line first_words;  // of a signal that an Interrupt notes
 std::atomic<bool> ending{false};
+
+// On a terminal the line begins by clearing a progress line and resetting colours.
+std::string as_line(const std::string& words) {
+  return (isatty(STDERR_FILENO) == 1 ? "\x1b[0m\r\x1b[K" : "") + words.substr(0, 240) + "\n";
+}
 
 void end_now(int) {
   while (ending.exchange(true)) ::pause();  // a second thread already ends the program
   remove_unfinished_files();
-  [[maybe_unused]] const ssize_t n = ::write(STDERR_FILENO, last_words.data(), last_words_size);
+  last_words.print();
   ::_exit(exit_status(ErrorCode::interrupted));
 }
 
 void note(int signal) {
   if (noted != 0) end_now(signal);
   noted = signal;
+  first_words.print();
 }
 
 struct sigaction action_of(void (*handler)(int)) {
@@ -53,18 +70,14 @@ struct sigaction handle(int signal, void (*handler)(int)) {
 }  // namespace
 
 void end_on_signals(const std::string& who) {
-  // Clears a progress line on the terminal, and resets colours.
-  const std::string line =
-      (isatty(STDERR_FILENO) == 1 ? "\x1b[0m\r\x1b[K" : "") + who.substr(0, 200) + ": stopped by a signal\n";
-  last_words_size = 0;  // a signal during the copy prints nothing rather than part of the line
-  std::copy(line.begin(), line.end(), last_words.begin());
-  last_words_size = line.size();
+  last_words.set(as_line(who.substr(0, 200) + ": stopped by a signal"));
   handle(SIGINT, end_now);
   handle(SIGTERM, end_now);
 }
 
-Interrupt::Interrupt() {
+Interrupt::Interrupt(const std::string& answer) {
   noted = 0;
+  first_words.set(answer.empty() ? "" : as_line(answer));
   old_int_ = handle(SIGINT, note);
   old_term_ = handle(SIGTERM, note);
 }

@@ -11,11 +11,11 @@ namespace ingot::cli {
 // may change it.
 void end_on_signals(const std::string& who);
 
-// During its lifetime, the first SIGINT or SIGTERM is noted instead of ending the program; the second signal ends the
-// program.
+// During its lifetime, the first SIGINT or SIGTERM is noted instead of ending the program, and `answer` is printed if
+// it is not empty; the second signal ends the program.
 class Interrupt {
  public:
-  Interrupt();
+  explicit Interrupt(const std::string& answer = "");
   ~Interrupt();
   Interrupt(const Interrupt&) = delete;
   bool asked() const { return signal() != 0; }
