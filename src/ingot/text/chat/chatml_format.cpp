@@ -39,9 +39,14 @@ ChatMlFormat::ChatMlFormat(std::shared_ptr<const Tokenizer> tokenizer, ChatMlSty
       start_(required_special(*tokenizer_, "<|im_start|>", where)),
       end_(required_special(*tokenizer_, "<|im_end|>", where)),
       end_of_text_(token_named(*tokenizer_, "<|endoftext|>").value_or(-1)) {
-  for (const auto& [needed, name] : {std::pair{style_.calls, "<tool_call>"}, {style_.thoughts, "<think>"}})
-    if (needed && !token_named(*tokenizer_, name))
-      fail(ErrorCode::bad_data, where, ": found no token ", name, ", which the chat format ", style_.name, " needs");
+  const auto required = [&](const char* text) {
+    const std::optional<int32_t> id = token_named(*tokenizer_, text);
+    if (!id)
+      fail(ErrorCode::bad_data, where, ": found no token ", text, ", which the chat format ", style_.name, " needs");
+    return *id;
+  };
+  if (style_.calls) call_begin_ = required("<tool_call>"), call_end_ = required("</tool_call>");
+  if (style_.thoughts) think_begin_ = required("<think>"), think_end_ = required("</think>");
 }
 
 // For a model without thoughts the prompt ends with an empty thought.
@@ -122,24 +127,37 @@ std::vector<int32_t> ChatMlFormat::stop_ids() const {
 bool ChatMlFormat::is_control(int32_t id) const { return is_special(*tokenizer_, id); }
 
 std::unique_ptr<ChatParser> ChatMlFormat::parser(std::vector<std::string>) const {
-  AnswerTokens tokens{.turn = start_};
-  const auto id = [&](const char* name) { return token_named(*tokenizer_, name).value_or(-1); };
-  if (style_.calls) tokens.call_begin = id("<tool_call>"), tokens.call_end = id("</tool_call>");
-  if (style_.thoughts) tokens.think_begin = id("<think>"), tokens.think_end = id("</think>");
-  return make_answer_parser(*tokenizer_, tokens);
+  return make_answer_parser(*tokenizer_, {.turn = start_,
+                                          .think_begin = think_begin_,
+                                          .think_end = think_end_,
+                                          .call_begin = call_begin_,
+                                          .call_end = call_end_});
 }
 
+// The parser finds thoughts and calls by their tokens, so the tokens are controls of the grammar, not text: a text
+// cannot contain them, and ordinary tokens that spell their names do not begin a call.
 Grammar::Rule ChatMlFormat::answer_rule(Grammar& g, const ChatAnswerForm& form) const {
   using Node = Grammar::Node;
-  const Node end = g.control(0, Grammar::kEnd), answer = g.either({});
-  if (form.is_text) g.add(answer, form.text ? g.call(*form.text, end) : g.any_text(end));
+  enum Control { kTurnEnd, kCallBegin, kCallEnd, kThinkBegin, kThinkEnd };  // in the order of grammar_controls()
+  const Node end = g.control(kTurnEnd, Grammar::kEnd), answer = g.either({}), calls = g.either({});
+  const Node after_call = g.either({end});
   for (const ChatAnswerForm::Call& c : form.calls) {
-    const Node close = g.text("}\n</tool_call>", end);
+    const Node close = g.text("}\n", g.control(kCallEnd, after_call));
     const Node arguments = c.arguments ? g.call(*c.arguments, close) : g.text("{}", close);
-    g.add(answer, g.text("<tool_call>\n{\"name\": \"" + c.name + "\", \"arguments\": ", arguments));
+    g.add(calls, g.control(kCallBegin, g.text("\n{\"name\": \"" + c.name + "\", \"arguments\": ", arguments)));
+  }
+  g.add(answer, calls);
+  if (form.is_text) {
+    g.add(after_call, g.text("\n", calls));
+    g.add(answer, form.text ? g.call(*form.text, end) : g.any_text(g.either({end, calls})));
   }
   if (!style_.thoughts) return g.rule(answer);
-  return g.rule(g.either({answer, g.text("<think>\n", g.any_text(g.text("\n</think>\n\n", answer)))}));
+  const Node after_thoughts = g.control(kThinkEnd, g.text("\n\n", answer));
+  return g.rule(g.either({answer, g.control(kThinkBegin, g.text("\n", g.any_text(g.text("\n", after_thoughts))))}));
+}
+
+std::vector<int32_t> ChatMlFormat::grammar_controls() const {
+  return {end_, call_begin_, call_end_, think_begin_, think_end_};
 }
 
 }  // namespace ingot

@@ -29,7 +29,7 @@ class ChatMlFormat final : public ChatFormat {
   bool is_control(int32_t id) const override;
   std::unique_ptr<ChatParser> parser(std::vector<std::string> functions = {}) const override;
   Grammar::Rule answer_rule(Grammar& grammar, const ChatAnswerForm& form) const override;
-  std::vector<int32_t> grammar_controls() const override { return {end_}; }
+  std::vector<int32_t> grammar_controls() const override;
 
  private:
   std::optional<std::string> system_text(const ChatConversation& c, std::vector<ChatMessage>& messages) const;
@@ -39,6 +39,8 @@ class ChatMlFormat final : public ChatFormat {
   const ChatMlStyle style_;
   const int32_t start_, end_;
   const int32_t end_of_text_;  // or -1
+  // -1 where the style has no calls or no thoughts
+  int32_t call_begin_ = -1, call_end_ = -1, think_begin_ = -1, think_end_ = -1;
 };
 
 }  // namespace ingot

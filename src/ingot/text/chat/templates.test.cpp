@@ -393,6 +393,36 @@ TEST(chat_templates, a_grammar_of_mistral_starts_a_call_at_its_token) {
   EXPECT_TRUE(takes(*format("gemma3"), "Yes.<end_of_turn>", {}));
 }
 
+TEST(chat_templates, a_grammar_of_qwen_has_calls_and_thoughts_between_their_tokens_only) {
+  Grammar g;
+  const ChatAnswerForm::Call f{.name = "f", .arguments = g.rule(g.text("{\"x\": 1}", Grammar::kEnd))};
+  const ChatAnswerForm forced{.is_text = false, .calls = {f}}, free{.calls = {f}};
+  const std::string body = "\n{\"name\": \"f\", \"arguments\": {\"x\": 1}}\n";
+  const std::string call = "<tool_call>" + body + "</tool_call>", end = "<|im_end|>";
+  const std::string wrong = "<tool_call>\n{\"name\": \"f\", \"arguments\": {}}\n</tool_call>";
+  for (const char* name : {"qwen2.5", "qwen3-instruct", "qwen3"}) {
+    const auto q = format(name);
+    EXPECT_TRUE(takes(*q, call + end, forced, g)) << name;
+    EXPECT_FALSE(takes(*q, call + "\n" + call + end, forced, g)) << name;
+    EXPECT_FALSE(takes(*q, "Yes." + end, forced, g)) << name;
+    // The parser takes a name that is spelled by ordinary tokens for text.
+    Grammar spelled = g;
+    const Grammar::Rule rule = q->answer_rule(spelled, forced);
+    GrammarWalk walk(std::move(spelled), rule);
+    EXPECT_EQ(walk.next(walk.start(), '<'), GrammarWalk::kDead) << name;
+
+    for (const std::string& answer : {std::string("Yes."), call, "Look.\n" + call + "\n" + call})
+      EXPECT_TRUE(takes(*q, answer + end, free, g)) << name << ": " << answer;
+    for (const std::string& answer : {wrong, "Look.\n" + wrong, call + "\n" + wrong, call + "Look."})
+      EXPECT_FALSE(takes(*q, answer + end, free, g)) << name << ": " << answer;
+    EXPECT_FALSE(takes(*q, "a<tool_call>b" + end, {}, g)) << name;
+    const bool thinks = name == std::string("qwen3");
+    EXPECT_EQ(takes(*q, "<think>\nSo\n</think>\n\n" + call + end, forced, g), thinks) << name;
+    EXPECT_EQ(takes(*q, "<think>\n\n</think>\n\nYes." + end, free, g), thinks) << name;
+    EXPECT_FALSE(takes(*q, "<think>\n" + call + "\n</think>\n\nYes." + end, free, g)) << name;
+  }
+}
+
 TEST(chat_templates, several_calls_in_a_message_are_refused_by_the_format_whose_model_makes_one) {
   ChatConversation c{.messages = {{.role = ChatRole::user, .content = "?"},
                                   {.role = ChatRole::assistant, .calls = {{.name = "f", .arguments = "{}"}}}}};
