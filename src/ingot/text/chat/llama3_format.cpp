@@ -109,7 +109,13 @@ Grammar::Rule Llama3Format::answer_rule(Grammar& g, const ChatAnswerForm& form) 
   using Node = Grammar::Node;
   const Node end = g.control(0, Grammar::kEnd), answer = g.either({});
   if (form.is_text && form.text) g.add(answer, g.call(*form.text, end));
-  if (form.is_text && !form.text) g.add(answer, g.any_text(end));
+  if (form.is_text && !form.text) {
+    // The parser may take an answer whose first character is { for a call, so beside functions no text begins with one.
+    const Grammar::Set blank = Grammar::bytes(" \n"), brace = Grammar::bytes("{");
+    const Node text = g.either({end, g.one_of(Grammar::range(0, 255) & ~(blank | brace), g.any_text(end))});
+    g.add(text, g.one_of(blank, text));
+    g.add(answer, form.calls.empty() ? g.any_text(end) : text);
+  }
   for (const ChatAnswerForm::Call& c : form.calls) {
     const Node close = g.text("}", end);
     const Node arguments = c.arguments ? g.call(*c.arguments, close) : g.text("{}", close);

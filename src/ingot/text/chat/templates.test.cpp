@@ -423,6 +423,18 @@ TEST(chat_templates, a_grammar_of_qwen_has_calls_and_thoughts_between_their_toke
   }
 }
 
+TEST(chat_templates, a_grammar_of_llama3_with_functions_has_no_other_answer_that_may_be_a_call) {
+  Grammar g;
+  const ChatAnswerForm form{.calls = {{.name = "f", .arguments = g.rule(g.text("{\"x\": 1}", Grammar::kEnd))}}};
+  const auto f = format("llama3.1");
+  for (const char* answer : {"{\"name\": \"f\", \"parameters\": {\"x\": 1}}", "Yes. {}", " \n", "", " \nYes."})
+    EXPECT_TRUE(takes(*f, answer + std::string("<|eot_id|>"), form, g)) << answer;
+  for (const char* answer : {"{\"name\": \"f\", \"parameters\": {}}", " \n{", "{}"}) {
+    EXPECT_FALSE(takes(*f, answer + std::string("<|eot_id|>"), form, g)) << answer;
+    EXPECT_TRUE(takes(*f, answer + std::string("<|eot_id|>"), {}, g)) << answer;
+  }
+}
+
 TEST(chat_templates, several_calls_in_a_message_are_refused_by_the_format_whose_model_makes_one) {
   ChatConversation c{.messages = {{.role = ChatRole::user, .content = "?"},
                                   {.role = ChatRole::assistant, .calls = {{.name = "f", .arguments = "{}"}}}}};
