@@ -227,7 +227,7 @@ TEST(answer_text, a_call_may_omit_the_namespace_and_gets_a_name_that_the_api_acc
   EXPECT_EQ(called("python"), "python");
   EXPECT_EQ(called("browser.search"), "browser_search");
   EXPECT_EQ(called("functions."), "functions_");
-  EXPECT_EQ(called("functions." + std::string(100, 'x')), std::string(64, 'x'));
+  EXPECT_EQ(called("functions." + std::string(200, 'x')), std::string(128, 'x'));
   const auto text = h.read("[channel]commentary to=user[message]Let me look.[end]");
   EXPECT_EQ(text.text, "Let me look.");
   EXPECT_FALSE(text.called);

@@ -160,6 +160,15 @@ TEST(messages_request, blocks_become_the_same_conversation_as_with_the_other_api
   EXPECT_EQ(conversation_of(r).messages, want);
 }
 
+TEST(messages_request, a_tool_s_name_may_have_128_characters) {
+  const auto named = [](size_t length) {
+    return parse_messages_request(R"({"messages": [{"role": "user", "content": "a"}], "tools": [{"name": ")" +
+                                  std::string(length, 'x') + R"("}]})");
+  };
+  EXPECT_EQ(named(128).tools.at(0).name.size(), 128u);
+  EXPECT_THROW(named(129), ApiError);
+}
+
 TEST(messages_request, thinking_and_effort_are_read) {
   const auto effort = [](const std::string& more) {
     const ApiRequest r =

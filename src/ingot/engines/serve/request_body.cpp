@@ -42,15 +42,9 @@ std::string content_of(const Json* content, const std::string& path, Reading& re
   return text;
 }
 
-namespace {
-bool is_name(const std::string& name) {
-  return !name.empty() && name.size() <= 64 && std::all_of(name.begin(), name.end(), [](unsigned char c) {
-    return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '_' || c == '-';
-  });
-}
-}  // namespace
 void check_name(const std::string& name, const std::string& path) {
-  if (!is_name(name)) refuse(path, "found '", name.substr(0, 80), "', expected 1 to 64 letters, digits, _ or -");
+  if (!is_function_name(name))
+    refuse(path, "found '", name.substr(0, 80), "', expected 1 to ", kMostNameBytes, " letters, digits, _ or -");
 }
 
 std::string arguments_of_text(const std::string& input) { return write_json(Json{{"input", input}}); }

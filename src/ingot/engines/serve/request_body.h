@@ -165,7 +165,8 @@ std::string effort_of(Object& object, const char* key);
 std::vector<int32_t> ids_of(const Json& list, const std::string& param);
 // Reads text, or a list of parts with text.
 std::string content_of(const Json* content, const std::string& path, Reading& reading);
-// Requires a name to follow OpenAI's rule for function names, so that no name can be mistaken for a part of a header.
+// Requires a name to follow the rule of OpenAI's and Anthropic's APIs for functions, so that no name can be mistaken
+// for a part of a header.
 void check_name(const std::string& name, const std::string& path);
 // The arguments that the model sees for a call of a tool that takes text.
 std::string arguments_of_text(const std::string& input);

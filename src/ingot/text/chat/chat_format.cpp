@@ -29,6 +29,22 @@ std::vector<ChatMessage> messages_of(const std::vector<ChatPart>& answer) {
   return messages;
 }
 
+namespace {
+bool may_be_in_a_name(char c) {
+  return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '_' || c == '-';
+}
+}  // namespace
+
+bool is_function_name(std::string_view name) {
+  return !name.empty() && name.size() <= kMostNameBytes && std::all_of(name.begin(), name.end(), may_be_in_a_name);
+}
+std::string function_name_of(std::string written) {
+  written.resize(std::min(written.size(), kMostNameBytes));
+  std::replace_if(
+      written.begin(), written.end(), [](char c) { return !may_be_in_a_name(c); }, '_');
+  return written;
+}
+
 const std::vector<std::string>& chat_efforts() {
   static const std::vector<std::string> efforts = {"none", "minimal", "low", "medium", "high", "xhigh", "max"};
   return efforts;

@@ -9,6 +9,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "ingot/text/grammar/grammar.h"
@@ -110,6 +111,14 @@ class ChatFormat {
   // The ids of the grammar's control symbols.
   virtual std::vector<int32_t> grammar_controls() const = 0;
 };
+
+// The name of a function has 1 to kMostNameBytes letters, digits, _ and -, as in Anthropic's API. OpenAI's API
+// allows 64.
+constexpr size_t kMostNameBytes = 128;
+bool is_function_name(std::string_view name);
+// A name of this form for a call of a function that a model named `written`, which must not be empty: a client can
+// return the call.
+std::string function_name_of(std::string written);
 
 // The known efforts: none, minimal, low, medium, high, xhigh, max.
 const std::vector<std::string>& chat_efforts();

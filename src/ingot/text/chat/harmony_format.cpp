@@ -62,20 +62,15 @@ class Parser final : public ChatParser {
     return std::find(functions_.begin(), functions_.end(), name) != functions_.end();
   }
   // The function that a message calls, or "". A model may omit the namespace "functions.", and may call a function that
-  // the request does not declare; the client must see such a call to answer it. A name that OpenAI's API would refuse
-  // becomes a name that is accepted.
+  // the request does not declare; the client must see such a call to answer it.
   std::string called_function(const HarmonyMessage& m) const {
     const std::string& to = m.recipient;
     if (declares(to)) return to;
     for (const char* speaker : {"", "assistant", "user", "system", "developer"})
       if (to == speaker) return "";
-    std::string name = to.starts_with(kNamespace) && to.size() > kNamespace.size() ? to.substr(kNamespace.size()) : to;
-    if (declares(name)) return name;
-    constexpr size_t kLongest = 64;
-    name.resize(std::min(name.size(), kLongest));
-    for (char& c : name)
-      if (!(c >= 'a' && c <= 'z') && !(c >= 'A' && c <= 'Z') && !(c >= '0' && c <= '9') && c != '-') c = '_';
-    return name;
+    const std::string name =
+        to.starts_with(kNamespace) && to.size() > kNamespace.size() ? to.substr(kNamespace.size()) : to;
+    return declares(name) ? name : function_name_of(name);
   }
   ChatKind kind_of(const HarmonyMessage& m) const {
     return !called_function(m).empty() ? ChatKind::call : m.channel == "analysis" ? ChatKind::thought : ChatKind::text;
