@@ -104,7 +104,7 @@ class Parser final : public ChatParser {
     begun_ = false;
   }
   bool is_call(const OrderedJson& json) const {
-    return json.is_object() && json.contains("name") && json.at("name").is_string() &&
+    return json.is_object() && json.contains("name") && json.at("name").is_string() && json.at("name") != "" &&
            is_known(json.at("name").get<std::string>());
   }
   void emit_call(const OrderedJson& call) {
@@ -113,7 +113,7 @@ class Parser final : public ChatParser {
     const bool has_id = call.contains("id") && call.at("id").is_string();
     begun_ = false;
     emit({.kind = ChatKind::call,
-          .name = call.at("name").get<std::string>(),
+          .name = function_name_of(call.at("name").get<std::string>()),
           .content = call.contains(arguments) ? python_json(call.at(arguments).dump()) : "{}",
           .id = has_id ? call.at("id").get<std::string>() : ""});
   }

@@ -201,6 +201,11 @@ TEST(chat_templates, answers_of_qwen3_are_thoughts_text_and_calls) {
             (std::vector<ChatPart>{{.kind = ChatKind::text, .content = "Look."},
                                    {.kind = ChatKind::call, .name = "f", .content = "{\"a\": [1, \"\u00e9\"]}"},
                                    {.kind = ChatKind::call, .name = "g", .content = "{}"}}));
+  // A client can return the call of a function that a model has misnamed. A call of no function is text.
+  EXPECT_EQ(parts_of(*f, "<tool_call>\n{\"name\": \"web.get it\"}\n</tool_call>"),
+            (std::vector<ChatPart>{{.kind = ChatKind::call, .name = "web_get_it", .content = "{}"}}));
+  EXPECT_EQ(parts_of(*f, "<tool_call>\n{\"name\": \"\"}\n</tool_call>"),
+            (std::vector<ChatPart>{{.kind = ChatKind::text, .content = "\n{\"name\": \"\"}\n"}}));
   // Text that is not a call, a call that is cut off, and a turn of another role.
   EXPECT_EQ(parts_of(*f, "<tool_call>\nnonsense\n</tool_call>"),
             (std::vector<ChatPart>{{.kind = ChatKind::text, .content = "\nnonsense\n"}}));
