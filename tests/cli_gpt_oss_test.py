@@ -652,7 +652,7 @@ class Chat(TinyGptOss):
         self.assertNotEqual(plain[0][0], ids("--system", "You are a teapot.")[0][0])
         self.assertNotEqual(plain[0][0], ids("--date", "2026-01-02")[0][0])
         self.assertEqual(ids("--reasoning", "high"), ids(turns=b"/effort high\nHi.\n"))
-        first, second = ids("--temperature", 0, turns=b"Hi.\n/new\nHi.\n")
+        first, second = ids("--temperature", 0, turns=b"Hi.\n/new \nHi.\n/quit \t\nHi.\n")
         self.assertEqual(first, second)
         stop = first[1][0]
         self.assertEqual(ids("--temperature", 0, "--stop-id", stop)[0][1], [])

@@ -81,9 +81,10 @@ class Conversation {
         if (terminal_) write_out("  ");
         if (lines.next(more)) line += more;
       }
-      if (line.find_first_not_of(" \t") == std::string::npos) continue;
-      if (line == "/quit" || line == "/exit") return;
-      if (command(line)) continue;
+      const std::string typed = line.substr(0, line.find_last_not_of(" \t") + 1);
+      if (typed.empty()) continue;
+      if (typed == "/quit" || typed == "/exit") return;
+      if (command(typed)) continue;
       if (!terminal_) {
         answer(line);
         continue;
