@@ -29,7 +29,7 @@ class Keys(WithServer):
         holder = tempfile.TemporaryDirectory()
         cls.addClassCleanup(holder.cleanup)
         keys = pathlib.Path(holder.name, "keys")
-        keys.write_text("# ours\nsecret-one\r\n\nsecret-two\n")
+        keys.write_text("# ours\nsecret-one\r\n\n \tsecret-two\n")
         cls.OPTIONS = ("--api-key-file", keys, "--host", "0.0.0.0", "--slots", 1)  # with one slot, a request can find the tokens of an earlier request
         super().setUpClass()
 

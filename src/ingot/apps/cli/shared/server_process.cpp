@@ -48,6 +48,7 @@ std::vector<std::string> read_keys(const std::string& path) {
     const size_t end = std::min(text.find('\n', at), text.size());
     std::string line = text.substr(at, end - at);
     line.erase(line.find_last_not_of(" \t\r") + 1);
+    line.erase(0, line.find_first_not_of(" \t"));
     if (!line.empty() && line[0] != '#') keys.push_back(line);
     at = end + 1;
   }
