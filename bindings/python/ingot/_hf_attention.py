@@ -121,6 +121,16 @@ def _segments(numbers, queries):
     return torch.cat([row * queries + first, end // keys * queries]).to(torch.int32), cu_k
 
 
+def _segments_of_real_keys(real, queries):
+    """(cu_q, cu_k) of masks without an order: every query of a row sees the row's `real` keys (B, Sk), which are next to each other. Padding before and behind
+    them is a segment without queries."""
+    batch, keys = real.shape
+    row, at = _starts(real).nonzero(as_tuple=True)
+    behind = ~real[row, at] & (at > 0)
+    end = torch.full((1,), batch, device=real.device)
+    return torch.cat([row * queries + behind * queries, end * queries]).to(torch.int32), torch.cat([row * keys + at, end * keys]).to(torch.int32)
+
+
 def _run_offsets(numbers, unlike):
     """The operator of a compiled model: the offsets (S + 1) int32 of segments of equal `numbers` (B, S_k), which only the run can know."""
     if unlike.item():
@@ -207,6 +217,8 @@ def make_mask(batch_size, q_length, kv_length, q_offset=0, kv_offset=0, mask_fun
             return DenseMask(dense(), "the padding has holes: tokens of a row are not next to each other")
         if state == 2 and packed is None:
             return SegmentMask(causal, window, None, None, dense)
+        if not causal and packed is None:  # also of keys of another sequence, whose length is not that of the queries
+            return SegmentMask(causal, window, *_segments_of_real_keys(real, q_length), dense)
         numbers = torch.where(real, numbers, -1)
     elif q_length != kv_length:
         return DenseMask(dense(), "packed sequences continue a cache")
@@ -286,7 +298,8 @@ def _mask_of(mask, module, shape, device, window, is_causal, cu_q, cu_k):
         if mask.dim() != 2 or torch.compiler.is_compiling():
             return DenseMask(mask, "the caller gave a mask of its own")
         real = mask[:, -keys:].bool()  # padding, from a model that makes no masks
-        return SegmentMask(causal, window, *_segments(real.long(), queries), lambda: real[:, None, None] & order())
+        segments = _segments(real.long(), queries) if causal else _segments_of_real_keys(real, queries)
+        return SegmentMask(causal, window, *segments, lambda: real[:, None, None] & order())
     if window and not causal:
         distance = torch.arange(queries, device=device)[:, None] - torch.arange(keys, device=device)
         return DenseMask(distance.abs() <= window, "a window that looks into the future")

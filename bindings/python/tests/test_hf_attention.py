@@ -194,6 +194,28 @@ def test_vision_models_attend_in_both_directions():
     assert not hf.attention_fallbacks
 
 
+@on_cpu
+@pytest.mark.parametrize("side", ("left", "right"))
+def test_decoders_see_the_real_tokens_of_padded_encoders(side):
+    sizes = {f"{part}_{name}": n for part in ("encoder", "decoder") for name, n in (("layers", 2), ("attention_heads", 4), ("ffn_dim", 48))}
+    config = transformers.BartConfig(vocab_size=64, d_model=32, max_position_embeddings=64, pad_token_id=0, bos_token_id=1, eos_token_id=2,
+                                     decoder_start_token_id=1, forced_eos_token_id=None, dropout=0.0, **sizes)
+    torch.manual_seed(0)
+    m, ids = transformers.BartForConditionalGeneration(config).eval(), tokens()
+    mask = padding(ids, side)
+    for queries in (1, 7, 20, 31):  # fewer than keys, as many, more
+        decoded = tokens(length=queries)
+        real = torch.ones_like(decoded, dtype=torch.bool)
+        expected = logits_and_gradients(m, "eager", ids, real, attention_mask=mask, decoder_input_ids=decoded)
+        found = logits_and_gradients(m, "ingot", ids, real, attention_mask=mask, decoder_input_ids=decoded)
+        assert_close(found, expected, 1e-5)  # sums of fp32 in another order
+    found = []
+    for implementation in ("eager", "ingot"):
+        m.set_attn_implementation(implementation)
+        found.append(m.generate(ids, attention_mask=mask, max_new_tokens=12, do_sample=False))
+    assert torch.equal(*found) and not hf.attention_fallbacks
+
+
 def compiled(m):
     torch.compiler.reset()  # the graphs of other models count towards a limit
     return torch.compile(lambda ids, **named: m(ids, use_cache=False, **named).logits, backend="aot_eager", fullgraph=True)
