@@ -401,10 +401,17 @@ class SwiGLU(nn.Module):
         return f"order={self.order!r}"
 
 
+def _computes_a_linear(module):
+    """Whether a call of the module does nothing but multiply by its weight, which may be parametrised, and add its bias."""
+    hooks = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
+    return isinstance(module, nn.Linear) and type(module).forward is nn.Linear.forward and "forward" not in module.__dict__ and not any(hooks)
+
+
 class WideMLP(nn.Module):
     """w2(f(w1(x))) of two Linears of any width, forward and backward by functional.wide_mlp; w1: (in, hidden), w2: (hidden, out).
 
-    x is (..., in_features), the result (..., out_features). For activation and recompute see functional.wide_mlp.
+    x is (..., in_features), the result (..., out_features). For activation and recompute see functional.wide_mlp. Where w1 or w2 has hooks, or another module
+    such as a LoRA adapter in its place, both are called, and only the activation is Ingot's.
 
     load_state_dict also takes the state dict of an nn.Sequential of two Linears with an activation between them.
     """
@@ -420,7 +427,9 @@ class WideMLP(nn.Module):
         self.w2 = nn.Linear(hidden_features, in_features if out_features is None else out_features, bias=bias, device=device, dtype=dtype)
 
     def forward(self, x):
-        return functional.wide_mlp(x, self.w1.weight, self.w2.weight, self.w1.bias, self.w2.bias, activation=self.activation, recompute=self.recompute)
+        if _computes_a_linear(self.w1) and _computes_a_linear(self.w2):
+            return functional.wide_mlp(x, self.w1.weight, self.w2.weight, self.w1.bias, self.w2.bias, activation=self.activation, recompute=self.recompute)
+        return self.w2(functional.activation(self.w1(x), self.activation))  # adapters in place of a Linear, or hooks on it
 
     def _load_from_state_dict(self, state_dict, prefix, *rest):
         for own, other in (("w1.", "0."), ("w2.", "2.")):

@@ -3,6 +3,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.nn.utils import prune
 from torch.utils.checkpoint import checkpoint
 
 import ingot
@@ -45,6 +46,41 @@ def test_outputs_and_gradients_against_fp64(device, dtype, activation):
             for name, got, want in zip(("x", "w1", "w2", "b1", "b2"), operands, wide):
                 # Relative to the whole gradient, because the terms of the gradient of a rarely active unit mostly cancel.
                 assert_near(got.grad.reshape(1, -1), want.grad.reshape(1, -1), roundings, f"gradient of {name}, {recompute}")
+
+
+@on_cpu
+def test_hooks_adapters_and_pruned_weights_take_part():
+    mlp, x = ingot.nn.WideMLP(8, 24, 4, "gelu", bias=True), torch.randn(5, 8)
+    plain = lambda: mlp.w2(F.gelu(mlp.w1(x)))  # noqa: E731
+    seen = []
+    handle = mlp.w1.register_forward_hook(lambda module, inputs, output: seen.append(output.shape))
+    torch.testing.assert_close(mlp(x), plain())
+    handle.remove()
+    assert seen == [(5, 24)] * 2
+
+    class Adapter(nn.Module):
+        def __init__(self, base):
+            super().__init__()
+            self.base_layer, self.more = base, nn.Linear(base.in_features, base.out_features)
+
+        weight = property(lambda self: self.base_layer.weight)
+        bias = property(lambda self: self.base_layer.bias)
+
+        def forward(self, x):
+            return self.base_layer(x) + self.more(x)
+
+    mlp.w1 = Adapter(mlp.w1)
+    torch.testing.assert_close(mlp(x), plain())
+    mlp(x).sum().backward()
+    assert mlp.w1.more.weight.grad is not None
+    mlp.w1 = mlp.w1.base_layer
+    prune.l1_unstructured(mlp.w2, "weight", 0.5)  # a hook before each call computes the pruned weight
+    for _ in range(2):
+        torch.testing.assert_close(mlp(x), plain())
+        mlp(x).sum().backward()
+    prune.remove(mlp.w2, "weight")
+    nn.utils.parametrizations.weight_norm(mlp.w2)
+    torch.testing.assert_close(mlp(x), plain())
 
 
 @on_cpu
