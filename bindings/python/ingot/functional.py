@@ -326,6 +326,8 @@ def grouped_linear(x, weight, offsets, bias=None):
     narrow = _autocast_to(x)
     if narrow is not None:
         x, weight, bias = (t if t is None else t.to(narrow) for t in (x, weight, bias))
+    if offsets.dtype is torch.int64 and not offsets.is_cuda:
+        offsets = offsets.clamp(-1, 2**31 - 1)  # an offset beyond 32 bits must be refused, and not become a different offset
     offsets = offsets.to(torch.int32).contiguous()
     if _plain.needed():
         return _plain.grouped_linear(x, weight, bias, offsets)
@@ -346,6 +348,9 @@ def rope_table(positions, dim, base=10000.0, *, scaling="none", factor=1.0, orig
         raise TypeError("rope_table: positions: found a tensor, expected the number of positions; rope takes the positions of tokens")
     positions, dim = (n.item() if isinstance(n, torch.Tensor) and n.dim() == 0 else n for n in (positions, dim))
     _op.expect_integers("rope_table", 0, positions=positions)
+    base, factor, original_context, beta_fast, beta_slow, attention_factor = (_op.number("rope_table", name, n) for name, n in (
+        ("base", base), ("factor", factor), ("original_context", original_context), ("beta_fast", beta_fast), ("beta_slow", beta_slow),
+        ("attention_factor", attention_factor)))
     if not isinstance(dim, _op.INTEGERS) or dim < 2 or dim % 2:
         raise ValueError(f"rope_table: dim: found {dim!r}, expected an even number from 2")
     if dtype not in (torch.float32, torch.float64):
@@ -397,7 +402,7 @@ def _expect_table(op, x, cos, sin):
             raise ValueError(f"{op}: {name}: found dtype {t.dtype}, expected {_op.sum_dtype(x.dtype)} for x of {x.dtype}")
         if t.device != x.device:
             raise ValueError(f"{op}: {name}: found a tensor on {t.device}, expected x's {x.device}")
-    if cos.dim() == 0 or 2 * cos.shape[-1] > x.shape[-1]:
+    if cos.dim() != 2 or 2 * cos.shape[-1] > x.shape[-1]:
         raise ValueError(f"{op}: cos: found shape {tuple(cos.shape)}, expected (positions, R / 2) with R at most {x.shape[-1]}, the columns of x")
     if sin.shape != cos.shape:
         raise ValueError(f"{op}: sin: found shape {tuple(sin.shape)}, expected cos's {tuple(cos.shape)}")
