@@ -85,8 +85,9 @@ def _mlp_parameters(weights, biases, gains):
     for name, given in (("weights", weights), ("biases", biases), ("gains", gains)):
         if not isinstance(given, Iterable) and (given is not None or name == "weights"):
             raise TypeError(f"mlp: {name}: found {type(given).__name__}, expected a list of tensors")
+    weights, biases, gains = (given if given is None else list(given) for given in (weights, biases, gains))
     if biases is None and gains is None:
-        return list(weights)
+        return weights
     for name, given in (("biases", biases), ("gains", gains)):
         if given is not None and len(given) != len(weights):
             raise ValueError(f"mlp: {name}: found {len(given)}, expected one for each of {len(weights)} weights")

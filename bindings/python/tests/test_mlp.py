@@ -300,6 +300,14 @@ def test_loads_the_packed_layout_of_mlp_megakernel(device):
         m.load_state_dict({"v_all": v[0], "g_all": g})
 
 
+def test_fused_mlp_takes_parameters_from_iterators(device):
+    layers = [nn.Linear(8, 8, device=device) for _ in range(2)]
+    x, weights, biases = torch.randn(3, 8, device=device), [m.weight for m in layers], [m.bias for m in layers]
+    assert torch.equal(functional.fused_mlp(x, iter(weights), iter(biases)), functional.fused_mlp(x, weights, biases))
+    with pytest.raises(ValueError, match="mlp: biases: found 1, expected one for each of 2 weights"):
+        functional.fused_mlp(x, iter(weights), iter(biases[:1]))
+
+
 def test_a_fused_mlp_starts_like_its_linears(device):
     torch.manual_seed(3)
     linears = [nn.Linear(16, 32, device=device), nn.Linear(32, 8, device=device)]
