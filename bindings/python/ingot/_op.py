@@ -89,6 +89,15 @@ def expect_offsets(op, name, offsets, rows):
         raise ValueError(f"{op}: {name}: found ({shown}), expected numbers that ascend from 0 to at most {rows}")
 
 
+def expect_positions(op, positions, rows):
+    """`positions` on a CPU must be rows of a table, as in the kernel. Those of a GPU and of a trace are not read."""
+    if positions.device.type == "cpu" and not torch.compiler.is_compiling() and type(positions) is torch.Tensor and positions.numel() > 0:
+        low, high = positions.aminmax()
+        if low < 0 or high >= rows:
+            raise ValueError(f"{op}: positions: found {int(low if low < 0 else high)}, expected 0 to {rows - 1}, the rows of the table")
+    return positions
+
+
 def sum_dtype(dtype):
     """The dtype of statistics and of parameters' gradients."""
     return torch.float64 if dtype is torch.float64 else torch.float32

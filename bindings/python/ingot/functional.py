@@ -133,6 +133,7 @@ def gate_numbers(op, activation, limit, alpha, up_offset):
         return limit, alpha, up_offset, 0.0
     if activation != "gelu_tanh":
         raise ValueError(f"{op}: activation: found {activation!r}, expected 'silu' or 'gelu_tanh'")
+    alpha = _op.number(op, "alpha", alpha)
     return limit, alpha * _GELU_ALPHA, up_offset, alpha**3 * _GELU_ALPHA * 0.044715
 
 
@@ -147,7 +148,7 @@ def swiglu(gate, up=None, *, order="gate_first", limit=0.0, alpha=1.0, up_offset
     if not isinstance(gate, torch.Tensor):
         return _untensored("swiglu_gate", "packed" if up is None else "gate", swiglu, gate, up, order=order, limit=limit, alpha=alpha,
                            up_offset=up_offset, activation=activation)
-    number = _gates.GATE_ORDERS.get(order)
+    number = _gates.GATE_ORDERS.get(order) if isinstance(order, str) else None
     if number is None:
         raise ValueError(f"swiglu_gate: order: found {order!r}, expected one of {', '.join(_gates.GATE_ORDERS)}")
     _op.expect_tensors_or_none("swiglu_gate", **{"packed" if up is None else "gate": gate}, up=up)
@@ -184,7 +185,7 @@ def gated_linear(x, w, bias=None, *, up=None, up_bias=None, down=None, down_bias
     if not isinstance(x, torch.Tensor):
         return _untensored(op, "x", gated_linear, x, w, bias, up=up, up_bias=up_bias, down=down, down_bias=down_bias, order=order, columns=columns, limit=limit,
                            alpha=alpha, up_offset=up_offset, activation=activation)
-    number = _gates.GATE_ORDERS.get(order)
+    number = _gates.GATE_ORDERS.get(order) if isinstance(order, str) else None
     if number is None:
         raise ValueError(f"{op}: order: found {order!r}, expected one of {', '.join(_gates.GATE_ORDERS)}")
     _op.expect_tensors(op, x=x, w=w)
@@ -208,7 +209,7 @@ def gated_linear(x, w, bias=None, *, up=None, up_bias=None, down=None, down_bias
         raise ValueError(f"{op}: w: found shape {tuple(w.shape)}, expected {x.shape[-1]} {'rows' if columns else 'columns'}, as many as columns of x")
     wanted = {"bias": (bias, w.shape[1 if columns else 0]), "up_bias": (up_bias, hidden), "down_bias": (down_bias, None if down is None else down.shape[0])}
     for name, (b, length) in wanted.items():
-        if b is not None and b.numel() != length:
+        if b is not None and (b.numel() != length or b.dim() != 1):
             raise ValueError(f"{op}: {name}: found shape {tuple(b.shape)}, expected ({length},)")
     options = number, columns, *gate_numbers(op, activation, limit, alpha, up_offset)
     operands = x, w, up, bias, up_bias
@@ -360,7 +361,7 @@ def rope_table(positions, dim, base=10000.0, *, scaling="none", factor=1.0, orig
     trace = torch._C._get_tracing_state()
     torch._C._set_tracing_state(None)  # torch.jit does not see the call that fills the tables: they are constants of its trace
     try:
-        cos, sin = (torch.empty(positions, dim // 2, dtype=dtype, device="cpu") for _ in range(2))
+        cos, sin = (torch.empty(int(positions), dim // 2, dtype=dtype, device="cpu") for _ in range(2))
         _C.rope_table(cos, sin, base, scaling, factor, original_context, beta_fast, beta_slow, truncate, attention_factor)
     finally:
         torch._C._set_tracing_state(trace)
@@ -427,7 +428,7 @@ def rope(x, cos, sin, positions=None, *, interleaved=False, sign=1):
     if way == _PLAIN:
         return _rope.run_rope(x, positions, cos, sin, interleaved, sign)
     if _by_formula(cos, sin):
-        return _plain.rope(x, positions, cos, sin, interleaved, sign)
+        return _plain.rope(x, _op.expect_positions("rope", positions, cos.shape[0]), cos, sin, interleaved, sign)
     return _rope.rope_op(x, positions, cos, sin, interleaved, sign)
 
 

@@ -30,6 +30,21 @@ class _Direct(nn.Module):
         return super().__call__(*args, **kwargs)
 
 
+@torch.fx.wrap  # a node of torch.fx's graph, because a trace does not know whether there is a residual
+def _norm_of_dimensions(x, residual, weight, normalized_shape, eps, unit_offset):
+    """RMSNorm of the last dimensions of x as one row, or without a weight."""
+    _op.expect_tensors("rms_norm", x=x)
+    _op.expect_tensors_or_none("rms_norm", residual=residual)
+    if residual is not None and residual.shape != x.shape:
+        raise ValueError(f"rms_norm: residual: found shape {tuple(residual.shape)}, expected x's {tuple(x.shape)}")
+    dimensions, shape = len(normalized_shape), x.shape
+    if tuple(shape[-dimensions:]) != normalized_shape:
+        raise ValueError(f"rms_norm: x: found last dimensions {tuple(shape[-dimensions:])}, expected {normalized_shape}")
+    found = functional.rms_norm(x.flatten(-dimensions), None if weight is None else weight.flatten(), eps,
+                                residual=None if residual is None else residual.flatten(-dimensions), unit_offset=unit_offset)
+    return found.view(shape) if residual is None else tuple(t.view(shape) for t in found)
+
+
 class RMSNorm(_Direct):
     """Has torch.nn.RMSNorm's arguments, parameters and results. Several normalized dimensions count as one row.
 
@@ -63,24 +78,7 @@ class RMSNorm(_Direct):
                 return y
         if self._one_vector:
             return functional.rms_norm(x, self.weight, self.eps, residual=residual, unit_offset=self.unit_offset)
-        if not isinstance(x, torch.fx.Proxy):
-            self._check(x, residual)  # without a weight of one dimension the kernel cannot check x's shape
-        shape, weight = x.shape, None if self.weight is None else self.weight.flatten()
-        x = x.flatten(-len(self.normalized_shape))
-        if residual is None:
-            return functional.rms_norm(x, weight, self.eps, unit_offset=self.unit_offset).view(shape)
-        residual = residual.flatten(-len(self.normalized_shape))
-        both = functional.rms_norm(x, weight, self.eps, residual=residual, unit_offset=self.unit_offset)
-        return both[0].view(shape), both[1].view(shape)
-
-    def _check(self, x, residual):
-        _op.expect_tensors("rms_norm", x=x)
-        _op.expect_tensors_or_none("rms_norm", residual=residual)
-        if residual is not None and residual.shape != x.shape:
-            raise ValueError(f"rms_norm: residual: found shape {tuple(residual.shape)}, expected x's {tuple(x.shape)}")
-        found = tuple(x.shape[-len(self.normalized_shape):])
-        if found != self.normalized_shape:
-            raise ValueError(f"rms_norm: x: found last dimensions {found}, expected {self.normalized_shape}")
+        return _norm_of_dimensions(x, residual, self.weight, self.normalized_shape, self.eps, self.unit_offset)
 
     def extra_repr(self):
         offset = ", unit_offset=True" if self.unit_offset else ""
@@ -374,7 +372,7 @@ class SwiGLU(nn.Module):
     def __init__(self, in_features, hidden_features, out_features=None, bias=False, *, order="gate_first", limit=0.0, alpha=1.0,
                  up_offset=0.0, activation="silu", device=None, dtype=None):
         super().__init__()
-        if order not in _gates.GATE_ORDERS:
+        if not isinstance(order, str) or order not in _gates.GATE_ORDERS:
             raise ValueError(f"SwiGLU: order: found {order!r}, expected one of {', '.join(_gates.GATE_ORDERS)}")
         functional.gate_numbers("SwiGLU", activation, limit, alpha, up_offset)
         _expect_sizes("SwiGLU", in_features, hidden_features, out_features)
@@ -452,6 +450,9 @@ class LinearCrossEntropy(nn.Linear):
         _op.expect_integers("LinearCrossEntropy", 0, in_features=in_features, num_classes=num_classes)
         if reduction not in ("mean", "sum", "none"):
             raise ValueError(f"LinearCrossEntropy: reduction: found {reduction!r}, expected 'mean', 'sum' or 'none'")
+        for name, n, most in (("softcap", softcap, 1e30), ("z_loss", z_loss, float("inf")), ("label_smoothing", label_smoothing, 1)):
+            if not 0 <= _op.number("LinearCrossEntropy", name, n) <= most:
+                raise ValueError(f"LinearCrossEntropy: {name}: found {n!r}, expected a number from 0" + (f" to {most:g}" if most < float("inf") else ""))
         super().__init__(in_features, num_classes, bias, device, dtype)
         self.reduction, self.ignore_index, self.label_smoothing = reduction, ignore_index, label_smoothing
         self.softcap, self.z_loss = softcap, z_loss
@@ -481,8 +482,7 @@ class MegaGemmTriton(SwiGLU):
 
 class FusedSwiGLU(nn.Module):
     """The layer of fused-swiglu: value * silu(gate), [value | gate] = x Wf with Wf (in_features, 2 hidden_dim). x is (..., in_features), the result
-    (..., hidden_dim). `block` was the size of its tiles and has no
-    effect."""
+    (..., hidden_dim). `block`, the size of fused-swiglu's tiles, has no effect."""
 
     def __init__(self, in_features, hidden_dim, block=64, device=None, dtype=None):
         super().__init__()

@@ -73,6 +73,8 @@ class Muon(torch.optim.Optimizer):
             raise ValueError(f"Muon: state dict: found {', '.join(map(str, state_dict)) or 'an empty dict' if isinstance(state_dict, dict) else type(state_dict).__name__}, "
                              "expected a dict with state and param_groups")
         groups = []
+        if not all(isinstance(given, dict) and "params" in given for given in state_dict["param_groups"]):
+            raise ValueError("Muon: state dict: found a group without params, expected the numbers of its parameters")
         for own, given in zip(self.param_groups, state_dict["param_groups"]):
             group = {**{name: value for name, value in own.items() if name != "params"}, **_own_options(own, given)}
             _check_options(group)
@@ -281,7 +283,8 @@ def _check_options(group):
     expect(_at_least_0(group["momentum"]) and group["momentum"] < 1, "momentum", "a number from 0 to below 1")
     expect(group["eps"] == _EPS, "eps", f"{_EPS}, which the kernel adds to a matrix's norm (AdamW's is adam_eps)")
     expect(isinstance(group["ns_steps"], numbers.Integral) and 0 <= group["ns_steps"] < 100, "ns_steps", "an integer from 0 to 99")
-    expect(len(group["ns_coefficients"]) == 3 and all(isinstance(c, numbers.Real) for c in group["ns_coefficients"]), "ns_coefficients", "three numbers")
+    coefficients = group["ns_coefficients"]
+    expect(isinstance(coefficients, (tuple, list)) and len(coefficients) == 3 and all(isinstance(c, numbers.Real) for c in coefficients), "ns_coefficients", "three numbers")
     expect(group["adjust_lr_fn"] in (None, "original", "match_rms_adamw"), "adjust_lr_fn", "'original' or 'match_rms_adamw'")
     expect(group["products"] in (None, *PRODUCTS), "products", f"None or one of {', '.join(PRODUCTS)}")
 

@@ -25,6 +25,10 @@ def test_symbolic_traces_compute_the_same(device):
     assert all(p.grad is not None for p in mlp.parameters()) and len(list(traced.parameters())) == 6
     with torch.autocast(device.type, torch.bfloat16):
         assert traced(x).dtype is torch.bfloat16  # the dtype is asked for when the trace runs
+    for norm in (ingot.nn.RMSNorm((3, 16), device=device), ingot.nn.RMSNorm(16, elementwise_affine=False)):
+        rows = torch.randn(2, 3, 16, device=device)
+        assert torch.equal(torch.fx.symbolic_trace(norm)(rows), norm(rows))
+        assert all(map(torch.equal, torch.fx.symbolic_trace(norm)(rows, rows), norm(rows, rows)))
     y, total = torch.fx.symbolic_trace(ingot.nn.RMSNorm(16, device=device))(x, x)
     assert torch.equal(total, x + x)
     gated = ingot.nn.SwiGLU(16, 8, device=device)
