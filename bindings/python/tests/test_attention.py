@@ -62,6 +62,26 @@ def test_the_log_of_the_sums_has_the_precision_of_fp32(device, dtype):
 
 
 @pytest.mark.parametrize("deterministic", [True, False])
+@pytest.mark.parametrize("width", [64, 128])
+@pytest.mark.parametrize("lengths", [[(0, 7), (5, 5), (0, 130), (70, 150), (3, 0), (0, 9)], [(1, 1), (0, 300)], [(200, 0), (0, 200)]])
+def test_keys_that_no_query_sees_have_gradients_of_zero(device, lengths, width, deterministic):
+    """As in the attention of a decoder to a padded encoder: the padding is a segment of keys without queries."""
+    cu_q, cu_k = (torch.tensor([0, *n], dtype=torch.int64).cumsum(0).to(device, torch.int32) for n in zip(*lengths))
+    q, k, v = operands(device, (int(cu_q[-1]), 4, width), (int(cu_k[-1]), 2, width), (int(cu_k[-1]), 2, width))
+    out = flash_attn_varlen_func(q, k, v, cu_q, cu_k, deterministic=deterministic)
+    ends = list(zip(cu_q.tolist(), cu_q.tolist()[1:], cu_k.tolist(), cu_k.tolist()[1:]))
+    want = torch.cat([written_out(q[a:b], k[c:d], v[c:d], width**-0.5) if d > c else torch.zeros_like(q[a:b], dtype=torch.float64) for a, b, c, d in ends])
+    assert_close(out, want, "out")
+    upstream = torch.randn_like(out)
+    got = torch.autograd.grad(out, (q, k, v), upstream)
+    for name, g, w in zip("qkv", got, torch.autograd.grad((want * upstream.double()).sum(), (q, k, v))):
+        assert_close(g, w.double(), f"d{name}")
+    for a, b, c, d in ends:
+        if a == b:
+            assert not got[1][c:d].any() and not got[2][c:d].any()
+
+
+@pytest.mark.parametrize("deterministic", [True, False])
 @pytest.mark.parametrize("options", OPTIONS)
 def test_batches_forward_and_backward(device, options, deterministic):
     q, k, v = operands(device, (2, 37, 4, 64), (2, 50, 2, 64), (2, 50, 2, 64))
