@@ -45,7 +45,7 @@ def calls():
                                    dict(q=r(6, 4, 8), k=r(6, 2, 8), v=r(6, 2, 8), cu_seqlens_q=cu, cu_seqlens_k=cu, sinks=r(4))),
         "RMSNorm": (nn.RMSNorm(64), dict(x=r(5, 64)), ("x", "weight")),
         "RMSNorm with a residual": (nn.RMSNorm(64), dict(x=r(5, 64), residual=r(5, 64)), ("x", "residual", "weight")),
-        "FusedMLP": (nn.FusedMLP(8, 16, 4), dict(x=x), mlp_names),
+        "FusedMLP": (nn.FusedMLP(8, 16, 8), dict(x=x), mlp_names),
         "RMSNorm of two dimensions": (nn.RMSNorm((4, 8)), dict(x=r(3, 4, 8), residual=r(3, 4, 8)), ("x", "residual", "weight")),
         "SwiGLU": (nn.SwiGLU(8, 12), dict(x=x)),
         "FusedSwiGLU": (nn.FusedSwiGLU(8, 12), dict(x=x)),

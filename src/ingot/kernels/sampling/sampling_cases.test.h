@@ -57,14 +57,18 @@ template <class B> B workspace_of(int64_t rows, WorkspaceBytes bytes) {
   return w;
 }
 
-template <class B, class Call> void tokens_are_the_cpus(int64_t rows, WorkspaceBytes bytes, Call&& call) {
+// every: of the pairs of logits and options only each `every`-th.
+template <class B, class Call>
+void tokens_are_the_cpus(int64_t rows, WorkspaceBytes bytes, Call&& call, int every = 1) {
   B workspace = workspace_of<B>(rows, bytes);
+  int pair = 0;
   for (const Logits& c : kLogits)
     for (DType type : {DType::f32, DType::bf16, DType::f16}) {
       if (type != DType::f32 && c.V != 700) continue;
       B logits(type, {rows, c.V}, c.V + 5);
       fill(logits, c, uint64_t(c.V));
       for (const SamplingOptions& o : kDeviceOptions) {
+        if (pair++ % every != 0) continue;
         B tokens(DType::i32, {rows});
         testing::send(tokens);
         call(Sample{.logits = logits, .tokens = tokens, .options = o, .seed = 77, .step = 5, .workspace = workspace});
@@ -78,25 +82,30 @@ template <class B, class Call> void tokens_are_the_cpus(int64_t rows, WorkspaceB
 }
 
 // Thousands of equal logits, among which filters cut by id, and logits that differ only in their last bits: these need
-// the histograms over the places themselves.
-template <class B, class Call> void cuts_among_equal_logits_are_the_cpus(WorkspaceBytes bytes, Call&& call) {
-  constexpr int64_t V = 6001, rows = 3;
+// the histograms over the places themselves. The rows are of three kinds. cuts: how many of the options are tried.
+template <class B, class Call>
+void cuts_among_equal_logits_are_the_cpus(WorkspaceBytes bytes, Call&& call, int64_t rows = 3, size_t cuts = 8) {
+  constexpr int64_t V = 6001;
   B logits(DType::f32, {rows, V}), workspace = workspace_of<B>(rows, bytes);
   std::vector<double> x;
-  for (int64_t v = 0; v < V; ++v) x.push_back(v % 3 == 0 ? -1 : 2);
-  for (int64_t v = 0; v < V; ++v) x.push_back(5 + double(v * 7919 % V) * 0x1p-21);
-  for (int64_t v = 0; v < V; ++v) x.push_back(v % 2 == 0 ? 0. : -0.);
+  for (int64_t r = 0; r < rows; ++r)
+    for (int64_t v = 0; v < V; ++v)
+      x.push_back(r % 3 == 0   ? (v % 3 == 0 ? -1 : 2)
+                  : r % 3 == 1 ? 5 + double(v * 7919 % V) * 0x1p-21
+                               : (v % 2 == 0 ? 0. : -0.));
   testing::assign(testing::host_of(logits), x);
   testing::send(logits);
-  for (const SamplingOptions& o : {SamplingOptions{.top_k = 3900},
-                                   {.top_k = 5500},
-                                   {.top_k = 2},
-                                   {.top_p = 0.3},
-                                   {.top_p = 0.99},
-                                   {.temperature = 1e6, .top_k = 5900, .top_p = 0.5},
-                                   {.top_k = 4000, .top_p = 0.999},
-                                   {.top_p = 1e-9}})
+  const std::vector<SamplingOptions> options = {{.top_k = 3900},
+                                                {.top_p = 0.99},
+                                                {.top_k = 5500},
+                                                {.top_k = 2},
+                                                {.top_p = 0.3},
+                                                {.temperature = 1e6, .top_k = 5900, .top_p = 0.5},
+                                                {.top_k = 4000, .top_p = 0.999},
+                                                {.top_p = 1e-9}};
+  for (size_t i = 0; i < cuts; ++i)
     for (uint32_t step = 0; step < 2; ++step) {
+      const SamplingOptions& o = options.at(i);
       B tokens(DType::i32, {rows});
       testing::send(tokens);
       call(Sample{.logits = logits, .tokens = tokens, .options = o, .seed = 3, .step = step, .workspace = workspace});
