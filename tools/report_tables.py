@@ -15,7 +15,8 @@ import mlp_picture
 import reports
 
 MARKED = re.compile(r"(<!-- table:(\w+) -->\n).*?(<!-- /table -->)", re.DOTALL)
-PEERS = {"torch_eager": "PyTorch", "torch_compile": "torch.compile", "origin": "original project", "liger": "Liger", "quack": "QuACK", "flash_attn_3": "flash-attention 3", "flash_attn_4": "flash-attention 4", "tiny_cuda_nn": "tiny-cuda-nn",
+PEERS = {"torch_eager": "PyTorch", "torch_compile": "torch.compile", "origin": "original project", "liger": "Liger", "quack": "QuACK", "flash_attn_3": "flash-attention 3", "flash_attn_4": "flash-attention 4",
+         "flash_attn_3_fixed": "flash-attention 3, fixed order", "flash_attn_4_fixed": "flash-attention 4, fixed order", "tiny_cuda_nn": "tiny-cuda-nn",
          "cublas": "cuBLAS", "cublas_each": "cuBLAS, one product per expert", "grouped_mm": "PyTorch grouped_mm", "cudnn": "cuDNN", "torch_packed": "PyTorch, packed weights", "bare_products": "matrix products alone",
          "hopper": "Ingot's Hopper variant", "plain_products": "Ingot's products alone", "one GPU": "one GPU", "formed_again": "activations recomputed", "cpu": "the machine's CPU, fp32", "cpu_one_thread": "one CPU thread", "llama.cpp": "llama.cpp",
          "kernels": "kernels alone", "no_drafts": "without drafts", "phased": "one launch per phase", "plain_launches": "the same, without a graph", "whole_head": "head in full precision", "one_by_one": "one sequence after another", "fenced": "barrier with a fence",
@@ -175,8 +176,8 @@ def several_gpus_table(report):
 
 def attention_rates_table(report):
     """The suite's times as TFLOP/s of visible pairs: the limit of a row is the time of its operations at the rate of a large product."""
-    peers = [p for p in ("cudnn", "torch_eager", "torch_compile") if any(p in r["peers"] for r in report["results"])]
-    words = {"cudnn": "cuDNN", "torch_eager": "PyTorch's flash attention", "torch_compile": "FlexAttention"}
+    peers = [p for p in ("flash_attn_4", "flash_attn_4_fixed", "flash_attn_3", "flash_attn_3_fixed", "cudnn", "torch_eager", "torch_compile") if any(p in r["peers"] for r in report["results"])]
+    words = {**PEERS, "torch_eager": "PyTorch's flash attention", "torch_compile": "FlexAttention"}
     rate = report["ceilings"]["bf16_TFLOPs"]
     yield f"{measured_on(report)}. TFLOP/s of visible pairs, with 4 operations for each pair and column forward and 10 backward; a large product reaches {rate:.0f}."
     yield ""

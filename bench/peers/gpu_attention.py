@@ -3,8 +3,8 @@ varlen_attn), cuDNN's through scaled_dot_product_attention, and FlexAttention co
 
     python3 bench/peers/gpu_attention.py --native build/cuda/libingot_bench.so [--wheels FOLDER] [--only TEXT] [--quick]
 
-With the wheels of flash-attention 3 (flash_attn_interface) or 4 (flash_attn.cute) in FOLDER, or installed, flash-attention is a peer, too. Operations
-are counted of visible pairs only: 4 per pair, head and width forward, 10 backward. Backward passes are timed alone. The limit is these operations at
+With the wheels of flash-attention 3 (flash_attn_interface) or 4 (flash_attn.cute) in FOLDER, or installed, flash-attention is a peer, too: it adds the
+gradient of q in any order, and beside Ingot's backward pass in a fixed order also with deterministic=True (the peers named _fixed). Operations are counted of visible pairs only: 4 per pair, head and width forward, 10 backward. Backward passes are timed alone. The limit is these operations at
 the rate of a large matrix product measured in the same run.
 """
 import ctypes
@@ -69,8 +69,7 @@ def documents(tokens=98304, count=195, median=390, cap=2048):
 
 def cases():
     shapes = [(16, 16, 128, [8192] * 2), (64, 8, 64, [4096] * 4), (8, 4, 64, [2048] * 48), (8, 4, 64, documents()), (8, 4, 128, documents())]
-    wide, packed = shapes[0], shapes[3]
-    forms = [Case(*s, True, 1) for s in (wide, packed)]
+    forms = [Case(*shapes[i], True, 1) for i in (0, 1, 3)]
     return [*(Case(*s, backward=b) for s in shapes for b in (False, True)), *forms]
 
 
@@ -125,15 +124,15 @@ class Buffers:
             return varlen_attn(q, k, v, self.cu, self.cu, longest, longest, **options)
         return function
 
-    def flash(self, library):
+    def flash(self, library, deterministic=False):
         """flash-attention 3, or 4 (in CuTe), whose functions have the same names."""
-        longest = max(self.case.lengths)
+        longest, options = max(self.case.lengths), dict(causal=True, deterministic=deterministic)
 
         def function(q, k, v):
             if self.case.regular:
-                out = library.flash_attn_func(*(t.unflatten(0, (len(self.case.lengths), -1)) for t in (q, k, v)), causal=True)
+                out = library.flash_attn_func(*(t.unflatten(0, (len(self.case.lengths), -1)) for t in (q, k, v)), **options)
             else:
-                out = library.flash_attn_varlen_func(q, k, v, cu_seqlens_q=self.cu, cu_seqlens_k=self.cu, max_seqlen_q=longest, max_seqlen_k=longest, causal=True)
+                out = library.flash_attn_varlen_func(q, k, v, cu_seqlens_q=self.cu, cu_seqlens_k=self.cu, max_seqlen_q=longest, max_seqlen_k=longest, **options)
             out = out[0] if isinstance(out, tuple) else out
             return out.flatten(0, 1) if self.case.regular else out
         return function
@@ -204,7 +203,10 @@ def measure(case, native, ceiling):
         **({"cudnn": (True, lambda: buffers.peer(buffers.sdpa(SDPBackend.CUDNN_ATTENTION)))} if case.regular else {}),
         "torch_compile": (True, lambda: buffers.peer(buffers.flex()))})
     name, flash = import_peer("flash_attn_interface", "flash_attn.cute")
-    add_peers(graphs, absent, {"flash_attn_3" if name == "flash_attn_interface" else "flash_attn_4": (flash, lambda: buffers.peer(buffers.flash(flash), packed=True))})
+    name = "flash_attn_3" if name == "flash_attn_interface" else "flash_attn_4"
+    add_peers(graphs, absent, {name: (flash, lambda: buffers.peer(buffers.flash(flash), packed=True))})
+    if case.backward and FORMS[case.form] == "" and flash:
+        add_peers(graphs, absent, {f"{name}_fixed": (flash, lambda: buffers.peer(buffers.flash(flash, deterministic=True), packed=True))})
     us, spread = interleaved({name: g[0] for name, g in graphs.items()}, buffers.calls, rounds=9)
     return {"name": case.name, "shape": case.shape, "dtype": "bf16", "ours_us": us.pop("ours"), "peers": us,
             "limit_us": case.flops / ceiling["bf16_TFLOPs"] * 1e-6, "tflops": None, "error": error, "tolerance": tolerance, "in_L2": False,
