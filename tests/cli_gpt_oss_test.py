@@ -733,7 +733,7 @@ class Chat(TinyGptOss):
     def test_a_question_that_cannot_be_answered_is_one_line_and_a_status(self):
         self.refuses(2, "found a conversation of [0-9]+ tokens, expected fewer than 300, the context", *self.chat, "--context", 300, stdin=b"x" * 2000, env=self.env)
         self.refuses(3, "standard input: found a line of more than 4.2 MB", *self.chat, stdin=b"x" * 9000000, env=self.env)
-        self.refuses(3, "is not valid UTF-8", *self.chat, stdin=b"\xff\n", env=self.env)
+        self.refuses(3, r"standard input: byte 2 \(0xff\) is not valid UTF-8", *self.chat, stdin=b"Hi\xff\n", env=self.env)
         self.refuses(2, "--stop-id: found '340', expected an id from 0 to 339", *self.chat, "--stop-id", 340, stdin=b"Hi\n", env=self.env)
         self.refuses(2, "reasoning: found", *self.chat, "--reasoning", "some", stdin=b"Hi\n", env=self.env)
         self.refuses(2, "found neither PATH nor --model, expected one of them", "chat")
@@ -831,8 +831,8 @@ class Chat(TinyGptOss):
         self.refuses(2, "found --only-new, which changes nothing with --json", *generate, "--prompt", "Hi", "--raw", "--only-new", "--json")
         bad = self.file("bad.txt", b"a\xff")
         for more in ([], ["--raw"]):
-            self.refuses(3, "bad.txt: text to encode: byte 1 .* is not valid UTF-8", *generate, "--file", bad, *more)
-            self.refuses(3, "standard input: text to encode: byte 1 .* is not valid UTF-8", *generate, *more, stdin=b"a\xff")
+            self.refuses(3, "bad.txt: byte 1 .* is not valid UTF-8", *generate, "--file", bad, *more)
+            self.refuses(3, "standard input: byte 1 .* is not valid UTF-8", *generate, *more, stdin=b"a\xff")
 
     def test_generate_asks_in_harmony_or_continues_raw_text(self):
         generate = ["generate", "--model", self.model, "--prompt", "Hi.", "--temperature", 0, "--tokens", 20, "--date", "none"]

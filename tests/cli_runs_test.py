@@ -603,6 +603,8 @@ class Messages(InDirectory):
             run = ingot("tokenizer", "train", "--data", self.text, "--vocab", 300, "--out", self.directory / out)
             self.assertEqual(run.returncode, status)
             self.assertEqual(run.error.count("\n"), 1, run.error)  # nothing was read
+        self.refuses(2, "--vocab: found 257, expected at least 258 for the 256 bytes and 2 special tokens", "tokenizer", "train", "--data", self.text, "--vocab", 257,
+                     "--special", "<a>", "--special", "<b>", "--out", self.directory / "tok.json")
         self.assertNotEqual(ingot("tokenizer", "train", "--data", self.file("empty", ""), "--out", self.directory / "tok.json").returncode, 0)
         self.assertEqual(list(self.directory.glob("tok*")), [])
 

@@ -19,9 +19,9 @@ struct Window {
   bool operator==(const Window&) const = default;
 };
 // Splits a document of `tokens` tokens into windows of at most `context` input tokens, where every token but the
-// document's first is scored exactly once. With stride 0 the windows are adjacent. Otherwise each window begins
-// `stride` tokens later and the last window is as long as the rest: every token is predicted from at least context -
-// stride + 1 tokens, or from all tokens before it.
+// document's first is scored exactly once. With stride 0 the windows are adjacent. Otherwise each window ends `stride`
+// tokens after the one before, the last one with the document, and has `context` tokens where the document has as many
+// before this end: every token is predicted from at least context - stride + 1 tokens, or from all tokens before it.
 std::vector<Window> windows_of(int64_t tokens, int64_t context, int64_t stride);
 
 }  // namespace ingot

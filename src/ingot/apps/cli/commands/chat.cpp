@@ -12,6 +12,7 @@
 #include "ingot/core/log.h"
 #include "ingot/core/progress.h"
 #include "ingot/io/json.h"
+#include "ingot/text/utf8.h"
 
 namespace ingot::cli {
 namespace {
@@ -153,6 +154,7 @@ class Conversation {
   }
 
   void answer(const std::string& line) {
+    require_utf8(line, "standard input");
     const Interrupt interrupt;
     AnswerPrinter printer(o_.analysis == "show" || (o_.analysis == "auto" && isatty(STDOUT_FILENO) == 1));
     const int64_t tokens = o_.tokens > 0 ? o_.tokens : model_.decoder->context();

@@ -61,8 +61,10 @@ struct Prompt {
 };
 Prompt prompt_of(const GenerateCommand& o) {
   if (o.asked && !o.file.empty()) fail(ErrorCode::usage, "found --prompt and --file, expected one of them");
-  if (o.file.empty() && (o.asked || isatty(STDIN_FILENO) == 1)) return {o.prompt, "--prompt"};
-  return {read_input(o.file), input_name(o.file)};
+  const bool is_option = o.file.empty() && (o.asked || isatty(STDIN_FILENO) == 1);
+  Prompt prompt = is_option ? Prompt{o.prompt, "--prompt"} : Prompt{read_input(o.file), input_name(o.file)};
+  require_utf8(prompt.text, prompt.from);  // a chat format would count the bytes from the beginning of the turn
+  return prompt;
 }
 
 // The files of a model; for a directory, all files in it.

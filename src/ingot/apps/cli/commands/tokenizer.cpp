@@ -35,6 +35,9 @@ WordPattern pattern_of(const std::string& name) {
 void train(const TrainingOptions& o) {
   refuse_to_replace(o.out, o.data);
   AtomicFile file(o.out);  // opened before the work, so that an OUT that cannot be written is found first
+  if (const int64_t least = 256 + int64_t(o.specials.size()); o.kind != "char" && o.vocab < least)
+    fail(ErrorCode::usage, "--vocab: found ", o.vocab, ", expected at least ", least, " for the 256 bytes and ",
+         counted(int64_t(o.specials.size()), "special token"));
   std::vector<Document> documents;
   for (const std::string& path : o.data)
     for (Document& d : documents_of(path)) documents.push_back(std::move(d));
