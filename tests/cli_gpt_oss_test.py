@@ -183,7 +183,7 @@ class Signals(TinyGptOss):
         run = self.directory / "run"
         trains = lambda process: self.busy(process, lambda: (run / "log.jsonl").exists())
         self.stops([signal.SIGINT] * 10, trains, "train", *TINY, "--accumulation", 100000, "--data", self.file("text.txt", TEXT), "--out", run,
-                   "--steps", 5, said=rf"(on [^\n]+\n)?(warning: [^\n]+\n)?({run}: [^\n]+\n)?")  # the line about the model may not be printed yet
+                   "--steps", 5, said=rf"(on [^\n]+\n)?(warning: [^\n]+\n)?({run}: [^\n]+\n)?(train: stopping and saving [^\n]+\n)?")  # the line about the model may not be printed yet
 
     def test_a_signal_that_was_ignored_stays_ignored(self):
         ignore = lambda: signal.signal(signal.SIGINT, signal.SIG_IGN)
