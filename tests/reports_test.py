@@ -112,6 +112,10 @@ class Reports(unittest.TestCase):
             path.write_text(json.dumps(report))  # different kernels of a library, in a suite with some of its kernels
             with unittest.mock.patch.object(same_kernels, "CHOICE", {names[2]}), unittest.mock.patch.object(reports, "WITH_LIBRARY", {"rmsnorm"}):
                 self.assertIn("stays stale, cuBLASLt's", said(same_kernels.keep_reports, old, build / "old", build / "new"))
+                (new / names[2]).write_text(f"{names[2]}  // the same code with a comment")
+                self.assertIn("2 kernels are the same", said(same_kernels.keep_reports, old, build / "old", build / "new"))
+            (new / names[2]).write_text("host code")
+            path.write_text(json.dumps(report))
             said(same_kernels.keep_reports, old, build / "old", build / "new")
             found = json.loads(path.read_text())
             self.assertEqual(found.pop("same_kernels"), {"tree": reports.tree_hash("rmsnorm"), "kernels": 2, "changed": [names[2]]})

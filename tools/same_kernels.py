@@ -31,6 +31,8 @@ import reports
 
 NO_CUOBJDUMP = 77
 CHOICE = {"src/ingot/gpu/cublaslt.cpp", "src/ingot/gpu/cublaslt.h"}  # choose among kernels outside Ingot's objects
+# A string or character, which stays, or a comment of C++.
+STRING_OR_COMMENT = re.compile(r'"(?:\\.|[^"\\])*"|\'(?:\\.|[^\'\\])*\'|//[^\n]*|/\*.*?\*/', re.DOTALL)
 # The namespaces of kernels that only GPUs other than Hopper launch, and a Hopper GPU with INGOT_GPU_AS or in a test of such a kernel.
 PORTABLE = ("ingot::gemm::portable", "ingot::cuda::attention_portable", "ingot::cuda::grouped_portable")
 RUNS_PORTABLE = {"portable", *reports.NO_BENCHMARKS}
@@ -114,6 +116,16 @@ def changed_files(suite, old, new):
     return sorted(name for name in before.keys() | after.keys() if before.get(name) != after.get(name))
 
 
+def code_of(text):
+    """The words of a C++ source without its comments."""
+    return STRING_OR_COMMENT.sub(lambda found: found[0] if found[0][0] in "\"'" else " ", text).split()
+
+
+def choice_changed(old_tree):
+    """Whether the code that chooses among cuBLASLt's kernels is another one in this tree."""
+    return any(code_of((old_tree / name).read_text(encoding="utf-8")) != code_of((reports.ROOT / name).read_text(encoding="utf-8")) for name in CHOICE)
+
+
 def keep_reports(old_tree, old_build, new_build):
     for build in (old_build, new_build):
         if subprocess.run(["ninja", "-C", build, "ingot"], stdout=subprocess.PIPE, check=False).returncode != 0:  # the objects of the current files
@@ -133,7 +145,7 @@ def keep_reports(old_tree, old_build, new_build):
             print(f"{name}: stays stale, {len(gone)} of {count} kernels are gone or others: {', '.join(gone[:3])}")
             continue
         changed = {*changed_files(suite, old_tree, reports.ROOT), *report.get("same_kernels", {}).get("changed", [])}
-        if CHOICE & changed and suite in reports.WITH_LIBRARY:
+        if suite in reports.WITH_LIBRARY and choice_changed(old_tree):
             print(f"{name}: stays stale, cuBLASLt's kernels may be others")
             continue
         more = sorted({*more, *report.get("same_kernels", {}).get("new", [])})
@@ -155,6 +167,8 @@ def self_check():
     same = kernels(text)
     assert only_in(kernels(renamed), same) == [] and only_in(kernels(operand), same) == ["a"] and only_in(kernels(bit), same) == ["a"]
     assert only_in(kernels(text + renamed), same) == ["b"]
+    source = 'f("// no comment", \'"\');  // a comment\n/* and\nanother */ g();'
+    assert code_of(source) == code_of(source.replace("a comment", "a \"longer comment")) == code_of('f("// no comment", \'"\'); g();') != code_of(source.replace("no", "a"))
     portable = ["_ZN5ingot4gemm8portable20portable_gemm_kernelINS_4cuda7ProductEEEvT_", "_ZN5ingot4cuda18attention_portable12_GLOBAL__N_16kernelEv"]
     # A namespace's name also begins longer ones, and stands among template arguments and parameters of other kernels.
     others = ["_ZN5ingot4gemm6kernelINS0_8portable4TileEEEvT_", "_ZN5ingot4cuda15expert_portable6kernelEv", "_ZN5ingot4gemm9portable26kernelEv", "kernel"]

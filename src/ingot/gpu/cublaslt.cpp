@@ -169,8 +169,8 @@ Key key_of(const LtProduct& p, int device) {
            int64_t(p.c.data == p.d.data)}};
 }
 
-// The library stores matrices by columns, so a row-major matrix is its transpose there. The call therefore computes D^T
-// = op(B)^T op(A)^T, and its first operand is our second.
+// The library stores matrices by columns and therefore sees a row-major matrix as its transpose. The call therefore
+// computes D^T = op(B)^T op(A)^T: the library's first operand is B, its second operand is A.
 class Plan {
  public:
   Plan(const LtProduct& p, Handle handle) {
