@@ -17,9 +17,8 @@ TEST_F(SamplingCuda, TokensOfTwoRowsAreTheCpus) {
 TEST_F(SamplingCuda, CutsAmongEqualLogitsAreTheCpus) {
   sampling_cases::cuts_among_equal_logits_are_the_cpus<DeviceBuffer>(bytes_on_gpu, on_gpu);
 }
-// For compute-sanitizer: racecheck takes a minute and a half for a launch whose rows have eight blocks each (up to 16
-// rows on an H200), and some ten seconds for one with four. RowsWithoutADistributionGiveMinusOneSmall has such a launch
-// of eight.
+// For compute-sanitizer. Under racecheck a test with one launch whose rows have eight blocks each (up to 16 rows on an
+// H200) took 98 s, RowsWithoutADistributionGiveMinusOneSmall; two tests with two launches of four blocks took 37 s.
 constexpr int64_t kRowsOfFourBlocks = 18;
 TEST_F(SamplingCuda, SomeTokensAreTheCpusSmall) {
   sampling_cases::tokens_are_the_cpus<DeviceBuffer>(kRowsOfFourBlocks, bytes_on_gpu, on_gpu, 8);

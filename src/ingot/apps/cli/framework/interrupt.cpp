@@ -21,8 +21,9 @@ struct Line {
 
   void set(const std::string& line) {
     size = 0;  // a signal during the copy prints nothing rather than part of the line
-    std::copy_n(line.begin(), std::min(line.size(), text.size()), text.begin());
-    size = std::min(line.size(), text.size());
+    const size_t fits = std::min(line.size(), text.size());
+    std::copy_n(line.begin(), fits, text.begin());
+    size = fits;
   }
   void print() const { [[maybe_unused]] const ssize_t n = ::write(STDERR_FILENO, text.data(), size); }
 };
