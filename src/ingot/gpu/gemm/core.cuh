@@ -163,7 +163,7 @@ __device__ __forceinline__ void consume(const Arguments<Op>& p, Memory<Op>& m, c
   typename Memory<Op>::Pipe::Cursor at;
   auto walk = p.schedule.walk(block.cluster, block.clusters);
   TileAt t;
-  // Skips one tile, which the other warpgroup computes, and its stages of the ring.
+  // Skips a tile that the other warpgroup computes, and the ring's stages that hold the operands of this tile.
   const auto leave_one = [&] {
     const bool there = walk.next(t);
     if (there) at.advance(t.k_steps);

@@ -76,8 +76,8 @@ bool mlp_backward_to_128_few_rows_takes(const MlpBackward& m);
 void mlp_backward_to_128_few_rows(const MlpBackward& m, Stream stream);
 int64_t mlp_backward_to_128_few_rows_workspace_bytes(const MlpBackward& m);
 
-// Slopes that follow from values or from kept arguments: the chain with weights streaming through shared memory, then,
-// in the same launch, sums over all rows.
+// Slopes that follow from values or from kept arguments: a kernel for the chain of gradients, with weights streaming
+// through shared memory, then a kernel for the sums over all rows.
 bool mlp_backward_to_256_takes(const MlpBackward& m);
 void mlp_backward_to_256(const MlpBackward& m, Stream stream);
 int64_t mlp_backward_to_256_workspace_bytes(const MlpBackward& m);

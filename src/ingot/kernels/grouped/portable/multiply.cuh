@@ -97,8 +97,8 @@ __device__ __forceinline__ void multiply_tile(const Arguments& p, Memory<F, kWid
     ptx::cp_async_wait_group<L::kStages - 3>();
     __syncthreads();
     request(p, m, t, step + L::kStages - 1, stage == 0 ? L::kStages - 1 : stage - 1);
-    // The last step also reads operands ahead, which are not used. It reads them from its own stage, because other
-    // warps may already fill the next stage.
+    // The last step also reads operands ahead, although no product uses them. It reads them from its own stage, because
+    // other warps may already fill the next stage.
     if (step + 1 < steps) stage = next_stage<F, kWidth>(stage);
     uint32_t next_a, next_b;
     places(stage, next_a, next_b);

@@ -174,9 +174,9 @@ void DeviceBuilder::upload_rows(const WeightMatrix& from, const Cut& cut, uint8_
 
 namespace {
 
-// Vectors that take the place of those that a model does not have.
+// Biases of zero and sinks of -infinity, for models without biases or sinks.
 struct Neutral {
-  const float *biases = nullptr, *sinks = nullptr;  // zeros of every bias of router, gate and up; -infinity
+  const float *biases = nullptr, *sinks = nullptr;  // biases: long enough for the router's and for gate and up's
 
   void build(DeviceBuilder& b, const DecoderSpec& c, const Slice& s) {
     const int64_t E = std::max<int64_t>(1, c.experts);
