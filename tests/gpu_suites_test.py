@@ -34,6 +34,44 @@ class GpuSuites(unittest.TestCase):
         self.assertEqual(train_runs.measured_of(logged, 2), {"ms": 110.0, "flops": 6e9, "memory_bytes": 1000})
 
     @WITH_TORCH
+    def test_functions_take_turns_in_another_random_order_in_each_round_and_in_the_same_orders_in_each_run(self):
+        import gpu_common
+        clock, called = [0.0], []
+
+        class Event:  # of a clock that only the functions advance
+            def __init__(self, enable_timing):
+                self.at = None
+
+            def record(self):
+                self.at = clock[0]
+
+            def synchronize(self):
+                pass
+
+            def elapsed_time(self, end):
+                return end.at - self.at
+
+        def taking(name, ms):
+            def replay():
+                called.append(name)
+                clock[0] += ms
+            return replay
+        functions = {name: taking(name, ms) for name, ms in (("a", 2.0), ("b", 3.0), ("c", 5.0), ("d", 7.0))}
+        runs = []
+        for _ in range(2):
+            called.clear()
+            with unittest.mock.patch.object(gpu_common.torch.cuda, "Event", Event):
+                us, spread = gpu_common.interleaved(functions, calls=10, rounds=9)
+            self.assertEqual(us, {"a": 200.0, "b": 300.0, "c": 500.0, "d": 700.0})
+            self.assertEqual(spread["d"], [700.0, 700.0])
+            turns = called[2 * len(functions):]  # behind the two calls that find out how often a function must be called
+            runs.append([tuple(turns[i:i + len(functions)]) for i in range(0, len(turns), len(functions))])
+        self.assertTrue(all(sorted(turn) == sorted(functions) for turn in runs[0]) and len(runs[0]) == 9, runs[0])
+        self.assertGreater(len(set(runs[0])), 4)
+        self.assertEqual({turn[0] for turn in runs[0]}, set(functions), "each function has begun a round")
+        self.assertEqual(runs[0], runs[1])
+
+    @WITH_TORCH
     def test_a_process_that_warms_waits_for_each_peer_of_its_share(self):
         import gpu_common
         import gpu_train
