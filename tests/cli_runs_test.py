@@ -544,6 +544,10 @@ class Messages(InDirectory):
             with self.subTest(command=command):
                 self.refuses(2, "found an empty word, expected ", *command, cwd=self.directory)
         self.assertEqual(sorted(p.name for p in self.directory.iterdir()), ["run", "text.txt"])
+        for option in ("--system", "--developer"):  # an empty text is a text, which is refused for another reason here
+            self.refuses(2, f"found {option}, which changes nothing with a run of `ingot train`", "generate", run, "--prompt", "x", option, "")
+        self.refuses(2, "--prompt: found an empty prompt, and the tokenizer of .* has no start token", "generate", run, "--prompt", "")
+        self.assertEqual(ingot("plot", run, "--title", "", "--out", self.directory / "untitled.svg").returncode, 0)
         config = self.file("c.json", json.dumps({"out": "", "data": str(self.text)}))
         self.refuses(2, "out: found an empty word", "train", *TINY, "--config", config)
 

@@ -201,6 +201,9 @@ class Frame(InDirectory):
     def test_a_prompt_of_no_length_is_refused_before_a_gpu_is_sought(self):
         for bad in ("0", "-1", "many", "1k"):
             self.refuses(2, f"LENGTH: found '{bad}', expected a number of tokens from 1 on", "bench", "prompt", "--", bad)
+        for lengths in ("0", "[0]", '["0"]'):  # integers and strings of a configuration
+            self.refuses(2, "LENGTH: found '0', expected a number of tokens from 1 on", "bench", "prompt", "--set", f"length={lengths}")
+        self.refuses(2, "length: found number 1.5, expected an integer", "bench", "prompt", "--set", "length=[1.5]")
 
     def test_a_build_without_cuda_names_the_model_to_time_on_a_cpu(self):
         if json.loads(ingot("doctor", "--json").text)["cuda_build"]:

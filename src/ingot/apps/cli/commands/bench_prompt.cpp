@@ -57,7 +57,7 @@ void add_bench_prompt(Command& bench) {
   Command& c = bench.add(
       "prompt", "Times prompts of GPT-OSS on a GPU to their first token, with random weights in the published shapes");
   auto o = std::make_shared<PromptBench>();
-  c.list("LENGTH", o->lengths, "tokens of a prompt (default: 100 1024 4096)");
+  c.list("LENGTH", o->lengths, "tokens of a prompt (default: 100 1024 4096)").of_integers();
   c.choice("--synthetic SIZE", o->size, {"20b", "120b"}, "the published model whose shapes are used (default: 120b)");
   c.choice("--dense FORM", o->dense, {"bf16", "fp8", "mxfp4"},
            "format of attention and head (default: bf16); experts are mxfp4");

@@ -281,7 +281,7 @@ void add_demo(Command& root) {
   c.text("--out DIR", o->out, "directory for the run, loss.svg and report.html (default: demo)");
   c.number("--seconds X", o->seconds, 1, 1e6, "seconds of training (default: 110; 85 on a CPU with bf16 instructions)");
   c.choice("--preset NAME", o->preset, preset_names(), "the preset to train (default: demo)");
-  c.text("--prompt TEXT", o->prompt, "the prompt that the model continues during the training");
+  c.text("--prompt TEXT", o->prompt, "the prompt that the model continues during the training").allow_empty();
   c.flag("--chat", o->chat,
          "after the training, chat with the model on a terminal; --set chat=false switches this off (default: on)");
   add_device(c, o->device);

@@ -276,7 +276,8 @@ void add_generate(Command& root) {
   add_synthetic(c, o->synthetic);
   const Option& prompt = c.text("--prompt TEXT", o->prompt,
                                 "the text to continue, or the question (default: standard input; on a terminal a run "
-                                "of `ingot train` begins a new text)");
+                                "of `ingot train` begins a new text)")
+                             .allow_empty();
   c.text("--file FILE", o->file, "a file with the text to continue");
   c.text("--ids FILE", o->ids,
          "in place of text: a file (-: standard input) with one JSON list of token ids per line; prints such lists");
@@ -284,7 +285,8 @@ void add_generate(Command& root) {
   add_options(c, o->sampling);
   c.integer("--seed N", o->seed, 0, int64_t(1) << 53, "the same seed gives the same text (default: 1)");
   add_stop_ids(c, o->stop_ids);
-  c.list("--stop TEXT", o->stops, "the text ends before TEXT, which may span several tokens; may be repeated");
+  c.list("--stop TEXT", o->stops, "the text ends before TEXT, which may span several tokens; may be repeated")
+      .allow_empty();
   c.flag("--only-new", o->only_new, "do not repeat the prompt");
   add_options(c, o->on);
   add_gpu_options(c, o->on);

@@ -122,7 +122,7 @@ void add_plot(Command& root) {
   c.integer(
       "--smooth N", o->choice.smooth, 0, 1000000,
       "plot means over N points in front of the raw line (default: by the number of points; 1: the raw line only)");
-  c.text("--title TEXT", o->choice.title, "the heading (default: the run's name)");
+  c.text("--title TEXT", o->choice.title, "the heading (default: the run's name)").allow_empty();
   c.examples(R"(  ingot plot runs/a
   ingot plot runs/a runs/b --x seconds --out compare.svg
   ingot plot runs/a --y score.bits_per_byte --y grad_norm)");

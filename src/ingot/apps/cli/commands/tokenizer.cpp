@@ -147,7 +147,8 @@ void add_tokenizer(Command& root) {
              "pattern that splits text into words before merging: gpt2, cl100k, o200k, qwen2, tekken or smollm "
              "(default: gpt2)");
     t.list("--special TEXT", o->specials,
-           "a special token, of which the first starts a document; may be repeated (default: <|bos|>)");
+           "a special token, of which the first starts a document; may be repeated (default: <|bos|>)")
+        .allow_empty();
     t.integer("--min-count N", o->min_count, 1, 1000000000,
               "merge only pairs that occur at least N times (default: 2)");
     t.examples(R"(  ingot tokenizer train --data corpus/ --vocab 4096 --out tok.json

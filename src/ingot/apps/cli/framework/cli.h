@@ -31,6 +31,8 @@ struct Option {
   double above = -HUGE_VAL;              // of a number for a section from a flag or the environment
   std::string instead_of;                // the path of a number replaced by this option: a flag over a file's choice
   bool negative = false;                 // of a flag: the given flag makes the variable false
+  bool integers = false;                 // of a list: a configuration may give integers in place of strings
+  bool empty_allowed = false;            // of a text or a list of texts: the empty text is a value
   std::string earlier;                   // a second name on the command line, kept for one version after a renaming
   std::function<void(const std::string&)> chosen;  // of a choice: takes its text, stored in `text`
   std::string text;
@@ -44,6 +46,14 @@ struct Option {
   }
   Option& negated() {
     negative = true;
+    return *this;
+  }
+  Option& of_integers() {
+    integers = true;
+    return *this;
+  }
+  Option& allow_empty() {
+    empty_allowed = true;
     return *this;
   }
   Option& earlier_name(const char* other) {

@@ -72,7 +72,7 @@ std::string environment_name(const Option& option) {
 
 const std::string& not_empty(const Option& option, const std::string& word, const std::string& where) {
   const std::string what = option.placeholder.empty() ? option.name : option.placeholder;
-  if (word.empty() && what != "TEXT" && option.allowed.empty())
+  if (word.empty() && !option.empty_allowed && option.allowed.empty())
     fail(ErrorCode::usage, where, ": found an empty word, expected ", what, " (", short_help(option.help), ")");
   return word;
 }
@@ -169,9 +169,8 @@ void store_value(const Option& option, const Json& value, const Source& from) {
       auto& into = *static_cast<std::vector<std::string>*>(option.into);
       into.clear();
       for (const Json& item : value.is_array() ? value : Json::array({value})) {
-        const bool numbers = option.placeholder == "N";
-        if (!item.is_string() && !(numbers && item.is_number_integer()))
-          wrong(option, item, from, numbers ? "an integer" : "a string");
+        if (!item.is_string() && !(option.integers && item.is_number_integer()))
+          wrong(option, item, from, option.integers ? "an integer" : "a string");
         into.push_back(not_empty(option, item.is_string() ? item.get<std::string>() : item.dump(), option.path));
       }
       return;

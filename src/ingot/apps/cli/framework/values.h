@@ -16,8 +16,8 @@ struct Source {
 
 // A word of the command line or of the environment; `where` names the flag or the variable.
 Json value_of(const Option& option, const std::string& word, const std::string& where);
-// An unset variable of a script gives an empty word. Only a text may be empty; names of files, directories and runs may
-// not. Returns `word`.
+// An unset variable of a script gives an empty word. Only an option with `empty_allowed` takes the empty word; names of
+// files, directories and runs may not be empty. Returns `word`.
 const std::string& not_empty(const Option& option, const std::string& word, const std::string& where);
 // The value of --set a.b=VALUE: JSON where the value parses as JSON, else text.
 Json loose_value(const std::string& word);

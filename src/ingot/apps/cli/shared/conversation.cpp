@@ -39,8 +39,10 @@ void add_options(Command& c, ConversationOptions& o) {
   c.choice("--reasoning EFFORT", o.reasoning, {"none", "low", "medium", "high"},
            "how long the model thinks: none, low, medium or high; a model without this level uses the nearest one "
            "(default: medium)");
-  c.text("--system TEXT", o.system, "the model's identity in the system message (default: the one of its training)");
-  c.text("--developer TEXT", o.developer, "developer message: instructions with precedence over the user's");
+  c.text("--system TEXT", o.system, "the model's identity in the system message (default: the one of its training)")
+      .allow_empty();
+  c.text("--developer TEXT", o.developer, "developer message: instructions with precedence over the user's")
+      .allow_empty();
   c.text("--date DATE", o.date, "the date in the system message, or none (default: today)");
 }
 void add_chat_format(Command& c, std::string& name) {
@@ -60,7 +62,7 @@ void add_options(Command& c, SamplingOptions& o) {
 }
 
 void add_stop_ids(Command& c, std::vector<std::string>& words) {
-  c.list("--stop-id N", words, "a token id that also ends an answer; may be repeated");
+  c.list("--stop-id N", words, "a token id that also ends an answer; may be repeated").of_integers();
 }
 std::vector<int32_t> parse_stop_ids(const std::vector<std::string>& words, int64_t vocab) {
   std::vector<int32_t> ids;
