@@ -122,6 +122,27 @@ class Runs(InDirectory):
         self.assertEqual(ingot("plot", self.run_directory, "--out", svg).returncode, 0)
         self.assertIn("held-out loss", svg.read_text())
 
+    def test_a_seed_is_any_unsigned_integer_of_64_bits(self):
+        most = 2**64 - 1
+        self.assertEqual(ingot(*self.train("--steps", 1, "--seed", most)).returncode, 0)
+        self.assertEqual(json.loads((self.run_directory / "config.json").read_text())["train"]["seed"], most)
+        self.assertEqual(ingot(*self.train("--steps", 1, "--seeds", f"1,{most}", out=self.directory / "seeds")).returncode, 0)
+        self.assertTrue((self.directory / f"seeds/seed-{most}/config.json").exists())
+        generate = ["generate", self.run_directory, "--prompt", "The ", "--tokens", 20]
+        texts = [ingot(*generate, "--seed", seed).text for seed in (2**53, 2**53 + 1, most - 1, most)]  # fp64 would round the odd numbers
+        self.assertEqual(len(set(texts)), 4, texts)
+        for run in (ingot(*generate, "--set", f"seed={most}"), ingot(*generate, env=dict(INGOT_SEED=str(most)))):
+            self.assertEqual(run.text, texts[3], run.error)
+        pack = ["data", "pack", "--data", self.text, "--tokenizer", self.run_directory / "tokenizer.json", "--out", self.directory / "shards"]
+        export = ["export", self.run_directory, self.directory / "x.gpt", "--data", self.text]
+        for command in (self.train("--steps", 1), generate, ["chat", "--model", self.run_directory], pack, export, ["bench", "serve", self.run_directory]):
+            for bad in ("-1", "1.5", "x", str(most + 1)):
+                self.refuses(2, rf"--seed: found '{bad}', expected an integer from 0 to {most}\n", *command, f"--seed={bad}")
+        self.refuses(2, f"INGOT_SEED: found '-1', expected an integer from 0 to {most}", *self.train("--steps", 1), env=dict(INGOT_SEED="-1"))
+        self.refuses(2, f"seed: found number -1, expected an integer from 0 to {most}", *generate, "--set", "seed=-1")
+        for bad in ("-1", "+1", "1.5", str(most + 1), ""):
+            self.refuses(2, rf"--seeds: found '{re.escape(bad)}', expected numbers joined by commas", *self.train("--seeds", f"{bad},2"))
+
     def test_an_interrupted_run_says_how_to_resume_and_ends_with_the_same_parameters(self):
         whole = self.directory / "whole"
         self.assertEqual(ingot(*self.train("--steps", 400, out=whole)).returncode, 0)

@@ -27,7 +27,8 @@ struct BenchServe {
   SyntheticOptions synthetic;
   std::string concurrency = "1,2,4,8,16,32,64", rates;
   std::string prompt = "500", answer = "200";
-  int64_t requests = 0, warm_up = 1, vocab = 0, seed = 1;
+  int64_t requests = 0, warm_up = 1, vocab = 0;
+  uint64_t seed = 1;
   ServeLoad load;
   bool json = false;
 };
@@ -167,7 +168,7 @@ void bench_serve(const Command& c, BenchServe& o) {
   const std::vector<double> rates = rates_of(o.rates);
   const int64_t most = concurrency.empty() ? 1 : *std::max_element(concurrency.begin(), concurrency.end());
   if (most > 4096) fail(ErrorCode::usage, "--concurrency: found ", most, ", expected at most 4096");
-  o.load.seed = uint64_t(o.seed);
+  o.load.seed = o.seed;
   o.load.prompt = range_of("--prompt", o.prompt), o.load.answer = range_of("--tokens", o.answer);
   if (!o.key_file.empty()) o.load.key = read_keys(o.key_file)[0];
   if (!rates.empty()) c.refuse_given({"concurrency"}, "--rate");
@@ -217,8 +218,7 @@ void add_bench_serve(Command& bench_command) {
   c.text("--prompt N", o->prompt, "tokens of a prompt, or a range like 100-2000 (default: 500)");
   c.text("--tokens N", o->answer, "most tokens of an answer, or a range (default: 200)");
   add_options(c, o->load.sampling);
-  c.integer("--seed N", o->seed, 0, int64_t(1) << 53,
-            "the same seed gives the same requests at the same times (default: 1)");
+  c.unsigned_integer("--seed N", o->seed, "the same seed gives the same requests at the same times (default: 1)");
   c.number("--patience SECONDS", o->load.seconds, 0.1, 3600,
            "how long a client waits for the next bytes before it counts an error (default: 60)");
   c.flag("--json", o->json, "print one JSON object");

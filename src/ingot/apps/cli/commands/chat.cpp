@@ -26,7 +26,8 @@ struct ChatCommand {
   SamplingOptions sampling;
   DecoderOptions on;
   DraftCommand draft;
-  int64_t tokens = 0, context = 0, seed = 1;
+  int64_t tokens = 0, context = 0;
+  uint64_t seed = 1;
   std::vector<std::string> stop_ids;
   bool json = false;
 };
@@ -159,7 +160,7 @@ class Conversation {
     AnswerPrinter printer(o_.analysis == "show" || (o_.analysis == "auto" && isatty(STDOUT_FILENO) == 1));
     const int64_t tokens = o_.tokens > 0 ? o_.tokens : model_.decoder->context();
     SessionOptions options{.tokens = tokens, .sampling = o_.sampling, .stop_ids = stop_ids_};
-    options.seed = uint64_t(o_.seed) + turns_++ * 0x9e3779b97f4a7c15u;  // every turn has its own random numbers
+    options.seed = o_.seed + turns_++ * 0x9e3779b97f4a7c15u;  // every turn has its own random numbers
     options.cancelled = [&] { return interrupt.asked(); };
     options.draft = draft_;
     Progress progress;
@@ -210,7 +211,7 @@ void add_chat(Command& root) {
   c.text("--model PATH", o->model, "the same as PATH");
   add_options(c, o->conversation);
   add_options(c, o->sampling);
-  c.integer("--seed N", o->seed, 0, int64_t(1) << 53, "the same seed and turns give the same answers (default: 1)");
+  c.unsigned_integer("--seed N", o->seed, "the same seed and turns give the same answers (default: 1)");
   c.integer("--tokens N", o->tokens, 0, 1 << 30,
             "at most N tokens per answer; 0: as many as fit into the context (default: 0)");
   c.integer("--context N", o->context, 0, 1 << 30,

@@ -15,7 +15,8 @@ namespace {
 
 struct PackOptions {
   std::string data, tokenizer, out;
-  int64_t shard_tokens = 100'000'000, held_out_every = 20, seed = 1;
+  int64_t shard_tokens = 100'000'000, held_out_every = 20;
+  uint64_t seed = 1;
 };
 
 void pack(const PackOptions& o) {
@@ -26,7 +27,7 @@ void pack(const PackOptions& o) {
   if (o.held_out_every == 0)
     split.train = documents_of(o.data);
   else
-    split = split_documents(documents_of(o.data), {.every = o.held_out_every, .seed = uint64_t(o.seed)});
+    split = split_documents(documents_of(o.data), {.every = o.held_out_every, .seed = o.seed});
   create_directories(o.out);
   if (holds_shards(o.out))
     fail(ErrorCode::usage, o.out, ": found shards in it, which training would read with the new ones; expected none");
@@ -106,7 +107,7 @@ void add_data(Command& root) {
     p.integer("--shard-tokens N", o->shard_tokens, 1, INT32_MAX, "most tokens of a shard (default: 100000000)");
     p.integer("--held-out-every N", o->held_out_every, 0, int64_t(1) << 40,
               "hold out every N-th document of a shuffle, N at least 2; 0: none (default: 20)");
-    p.integer("--seed N", o->seed, 0, int64_t(1) << 53, "seed of the shuffle (default: 1)");
+    p.unsigned_integer("--seed N", o->seed, "seed of the shuffle (default: 1)");
     p.examples(R"(  ingot data pack --data corpus/ --tokenizer tok.json --out shards/
   ingot train --preset demo --data shards/ --tokenizer tok.json --out runs/a)");
     p.run([o, &p] {

@@ -23,7 +23,8 @@ struct ExportCommand {
   std::string run, out, data, matrices = "int6", embedding = "int8", rounding = "gptq", coder = "range",
                               device = "auto";
   double matrix_sigmas = 12.85, embedding_sigmas = 20, damping = 0.01;
-  int64_t batches = 64, batch_tokens = 4096, fp16_below = 65536, limit = 16'000'000, seed = 1;
+  int64_t batches = 64, batch_tokens = 4096, fp16_below = 65536, limit = 16'000'000;
+  uint64_t seed = 1;
   bool json = false;
 };
 
@@ -173,7 +174,7 @@ void export_run(const ExportCommand& o) {
   if (calibrates)
     hessians.emplace(capture_hessians(
         model.config, there.weights(), text.train,
-        {.batches = o.batches, .batch_tokens = o.batch_tokens, .seed = uint64_t(o.seed), .looping = model.looping}));
+        {.batches = o.batches, .batch_tokens = o.batch_tokens, .seed = o.seed, .looping = model.looping}));
   const double captured = now_seconds();
   Artifact a{.run_config = kept_config(model),
              .config = model.config,
@@ -251,7 +252,7 @@ void add_export(Command& root) {
            "damping of GPTQ's Hessians, as a share of their mean diagonal (default: 0.01)");
   c.integer("--batches N", o->batches, 1, 1 << 30, "batches of training text for calibration (default: 64)");
   c.integer("--batch-tokens N", o->batch_tokens, 1, 1 << 30, "tokens per batch (default: 4096)");
-  c.integer("--seed N", o->seed, 0, INT64_C(1) << 53, "seed of the order of the training text (default: 1)");
+  c.unsigned_integer("--seed N", o->seed, "seed of the order of the training text (default: 1)");
   c.integer("--fp16-below N", o->fp16_below, 0, 1 << 30,
             "matrices with fewer than N numbers stay fp16 (default: 65536)");
   c.choice("--coder HOW", o->coder, {"range", "brotli", "lzma"},

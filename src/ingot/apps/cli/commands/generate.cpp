@@ -23,7 +23,8 @@ struct GenerateCommand {
   SyntheticOptions synthetic;
   std::string path;    // the model, given as `run`, `model` or `synthetic`
   bool asked = false;  // whether a prompt was given, possibly an empty one
-  int64_t tokens = 200, seed = 1;
+  int64_t tokens = 200;
+  uint64_t seed = 1;
   DecoderOptions on;
   DraftCommand draft;
   SamplingOptions sampling;
@@ -110,7 +111,7 @@ void generate_ids(const GenerateCommand& o) {
   check_ids(prompts, model.decoder->vocab(), o.ids);
   Session session(*model.decoder);
   Interrupt interrupt;
-  SessionOptions options{.tokens = o.tokens, .sampling = o.sampling, .seed = uint64_t(o.seed)};
+  SessionOptions options{.tokens = o.tokens, .sampling = o.sampling, .seed = o.seed};
   options.stop_ids = stop_ids_of(o, model);
   options.cancelled = [&] { return interrupt.asked(); };
   options.draft = draft_options(o.draft, *model.decoder);
@@ -152,7 +153,7 @@ void answer(const GenerateCommand& o, const std::string& path, const Vocabulary&
   Chat chat(*model.decoder, *v.chat, *v.tokenizer, opening);
   Interrupt interrupt;
   AnswerPrinter printer(false);
-  SessionOptions options{.tokens = o.tokens, .sampling = o.sampling, .seed = uint64_t(o.seed)};
+  SessionOptions options{.tokens = o.tokens, .sampling = o.sampling, .seed = o.seed};
   options.stop_ids = parse_stop_ids(o.stop_ids, model.decoder->vocab());
   options.cancelled = [&] { return interrupt.asked(); };
   options.draft = draft_options(o.draft, *model.decoder);
@@ -185,7 +186,7 @@ void go_on(const GenerateCommand& o, const std::string& path, const Vocabulary& 
   Session session(*model.decoder);
   Interrupt interrupt;
   Utf8Stream stream;
-  SessionOptions options{.tokens = o.tokens, .sampling = o.sampling, .seed = uint64_t(o.seed)};
+  SessionOptions options{.tokens = o.tokens, .sampling = o.sampling, .seed = o.seed};
   options.stop_ids = stop_ids_of(o, model);
   options.cancelled = [&] { return interrupt.asked(); };
   options.draft = draft_options(o.draft, *model.decoder);
@@ -242,7 +243,7 @@ void go_on_in_documents(const GenerateCommand& o, const std::string& path, const
   c.prompt = prompt.text, c.from = prompt.from;
   c.options = {.tokens = o.tokens,
                .sampling = o.sampling,
-               .seed = uint64_t(o.seed),
+               .seed = o.seed,
                .stop_at_document_end = !o.past_end,
                .stop_ids = stop_ids};
   if (!o.json) c.show = [](std::string_view piece) { write_out(piece); };
@@ -283,7 +284,7 @@ void add_generate(Command& root) {
          "in place of text: a file (-: standard input) with one JSON list of token ids per line; prints such lists");
   c.integer("--tokens N", o->tokens, 0, 1 << 30, "generate at most N tokens (default: 200)");
   add_options(c, o->sampling);
-  c.integer("--seed N", o->seed, 0, int64_t(1) << 53, "the same seed gives the same text (default: 1)");
+  c.unsigned_integer("--seed N", o->seed, "the same seed gives the same text (default: 1)");
   add_stop_ids(c, o->stop_ids);
   c.list("--stop TEXT", o->stops, "the text ends before TEXT, which may span several tokens; may be repeated")
       .allow_empty();

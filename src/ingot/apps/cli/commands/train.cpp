@@ -1,5 +1,6 @@
 // ingot train: trains one model, or one for each seed.
 #include <algorithm>
+#include <charconv>
 #include <cmath>
 #include <filesystem>
 #include <optional>
@@ -200,11 +201,11 @@ void log_other_vocabulary(const TrainCommand& o, const RunData& data) {
              data.tokenizer->kind(), " tokenizer, ", with_commas(data.tokenizer->vocab_size()), " tokens");
 }
 
-TrainResult run_one(const TrainCommand& o, std::optional<int64_t> seed, const std::string& directory) {
+TrainResult run_one(const TrainCommand& o, std::optional<uint64_t> seed, const std::string& directory) {
   if (o.is_first()) refuse_files_of_others(o, directory);
   const Start start = start_of(o, directory);
   RunConfig resolved = start.config;
-  if (seed) resolved.train.seed = uint64_t(*seed);
+  if (seed) resolved.train.seed = *seed;
   deal_passes(o, directory, resolved);
   RunData data = load_run_data(o.data, resolved, start.tokenizer);
   if (o.is_first()) log_other_vocabulary(o, data);
@@ -266,13 +267,15 @@ TrainResult run_one(const TrainCommand& o, std::optional<int64_t> seed, const st
   return result;
 }
 
-std::vector<int64_t> seeds_of(const std::string& list) {
-  std::vector<int64_t> seeds;
+std::vector<uint64_t> seeds_of(const std::string& list) {
+  std::vector<uint64_t> seeds;
   std::istringstream words(list);
   for (std::string word; std::getline(words, word, ',');) {
-    if (word.empty() || word.size() > 15 || word.find_first_not_of("0123456789") != std::string::npos)
+    uint64_t seed = 0;
+    const char* const end = word.data() + word.size();
+    const auto [last, error] = std::from_chars(word.data(), end, seed);
+    if (error != std::errc() || last != end)
       fail(ErrorCode::usage, "--seeds: found '", word, "', expected numbers joined by commas, such as 1,2,3");
-    const int64_t seed = std::stoll(word);
     if (std::find(seeds.begin(), seeds.end(), seed) != seeds.end())
       fail(ErrorCode::usage, "--seeds: found ", seed, " twice, expected each seed once");
     seeds.push_back(seed);
@@ -310,7 +313,7 @@ void train_runs(const TrainCommand& o) {
     return;
   }
   std::vector<double> losses, bits;
-  for (int64_t seed : seeds_of(o.seeds)) {
+  for (uint64_t seed : seeds_of(o.seeds)) {
     const TrainResult result = run_one(o, seed, join_path(o.out, "seed-" + std::to_string(seed)));
     losses.push_back(result.score.loss);
     bits.push_back(result.score.bits_per_byte);
@@ -379,7 +382,7 @@ void add_train(Command& root) {
        "--seconds X", "train.seconds", Kind::number,
        "length of the run in seconds of wall-clock time, evaluations and checkpoints included, in place of --steps")
       .more_than(0);
-  c.setting("--seed N", "train.seed", Kind::integer,
+  c.setting("--seed N", "train.seed", Kind::unsigned_integer,
             "seed of the initialisation and of the order of the data (default: 1)");
   c.text("--seeds LIST", o->seeds,
          "train one run per seed, in DIR/seed-N, and print mean and deviation; such as 1,2,3");

@@ -17,14 +17,14 @@
 
 namespace ingot::cli {
 
-enum class Kind { flag, integer, number, text, list };
+enum class Kind { flag, integer, unsigned_integer, number, text, list };
 
 // An option. `spelling` is, for example, "--vocab N" or, for a positional argument, "RUN". The key in a configuration
 // is the name without dashes and with underscores ("vocab"), the environment variable INGOT_VOCAB.
 struct Option {
   std::string name, placeholder, path, help;
   Kind kind = Kind::text;
-  void* into = nullptr;                  // bool, int64_t, double, std::string or std::vector<std::string>, by kind
+  void* into = nullptr;                  // bool, int64_t, uint64_t, double, std::string or vector of strings, by kind
   double low = 0, high = 0;              // of integers and numbers
   std::vector<std::string> allowed;      // of texts; empty: any
   bool required = false, given = false;  // given: by a flag on the command line
@@ -75,6 +75,8 @@ class Command {
   // The variable holds the default and, when the command runs, the value.
   Option& flag(const char* spelling, bool& into, const char* help);
   Option& integer(const char* spelling, int64_t& into, int64_t low, int64_t high, const char* help);
+  // Every number of 64 bits, such as a seed.
+  Option& unsigned_integer(const char* spelling, uint64_t& into, const char* help);
   Option& number(const char* spelling, double& into, double low, double high, const char* help);
   Option& text(const char* spelling, std::string& into, const char* help);
   Option& choice(const char* spelling, std::string& into, std::vector<std::string> allowed, const char* help);

@@ -37,6 +37,9 @@ Option& Command::integer(const char* spelling, int64_t& into, int64_t low, int64
   option.low = double(low), option.high = double(high);
   return option;
 }
+Option& Command::unsigned_integer(const char* spelling, uint64_t& into, const char* help) {
+  return declare(spelling, Kind::unsigned_integer, &into, help);
+}
 Option& Command::number(const char* spelling, double& into, double low, double high, const char* help) {
   Option& option = declare(spelling, Kind::number, &into, help);
   option.low = low, option.high = high;

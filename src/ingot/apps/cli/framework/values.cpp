@@ -32,6 +32,8 @@ bool mentions(const std::string& text, const std::string& word) {
        from.name.empty() ? describe_json(value) : "'" + from.word + "'", ", expected ", expected);
 }
 
+const char* const kUnsigned = "an integer from 0 to 18446744073709551615";
+
 std::string range_of(const Option& option, const char* what) {
   const std::string kind = what;
   if (std::isinf(option.high)) return kind + " of at least " + plain(option.low);
@@ -79,6 +81,7 @@ const std::string& not_empty(const Option& option, const std::string& word, cons
 
 Json value_of(const Option& option, const std::string& word, const std::string& where) {
   int64_t integer = 0;
+  uint64_t unsigned_integer = 0;
   double number = 0;
   switch (option.kind) {
     case Kind::flag:
@@ -88,6 +91,9 @@ Json value_of(const Option& option, const std::string& word, const std::string& 
     case Kind::integer:
       if (parse_number(word, integer)) return integer;
       fail(ErrorCode::usage, where, ": found '", word, "', expected an integer");
+    case Kind::unsigned_integer:
+      if (parse_number(word, unsigned_integer)) return unsigned_integer;
+      fail(ErrorCode::usage, where, ": found '", word, "', expected ", kUnsigned);
     case Kind::number:
       if (parse_number(word, number) && std::isfinite(number)) return number;
       fail(ErrorCode::usage, where, ": found '", word, "', expected a finite number");
@@ -146,6 +152,10 @@ void store_value(const Option& option, const Json& value, const Source& from) {
       *static_cast<int64_t*>(option.into) = value.get<int64_t>();
       return;
     }
+    case Kind::unsigned_integer:
+      if (!value.is_number_unsigned()) wrong(option, value, from, kUnsigned);
+      *static_cast<uint64_t*>(option.into) = value.get<uint64_t>();
+      return;
     case Kind::number: {
       const bool in_range =
           value.is_number() && value.get<double>() >= option.low && value.get<double>() <= option.high;
