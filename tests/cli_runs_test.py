@@ -122,6 +122,28 @@ class Runs(InDirectory):
         self.assertEqual(ingot("plot", self.run_directory, "--out", svg).returncode, 0)
         self.assertIn("held-out loss", svg.read_text())
 
+    def test_an_error_of_a_command_names_the_variable_or_the_key_that_gave_the_value(self):
+        self.assertEqual(ingot(*self.train("--steps", 1)).returncode, 0)
+        evaluate, wrong = ["eval", self.run_directory, "--data", self.text], "found 33, expected at most the context of 32"
+        self.refuses(2, f"eval: INGOT_STRIDE: {wrong}", *evaluate, env=dict(INGOT_STRIDE="33"))
+        self.refuses(2, f"eval: stride: {wrong}", *evaluate, "--set", "stride=33", env=dict(INGOT_STRIDE="3"))
+        self.refuses(2, f"eval: stride: {wrong}", *evaluate, "--config", self.file("c.json", '{"stride": 33}'))
+        self.refuses(2, f"eval: --stride: {wrong}", *evaluate, "--stride", 33, env=dict(INGOT_STRIDE="3"))
+        self.refuses(2, "eval: found INGOT_FLAT and --stride, expected one of them", *evaluate, "--stride", 3, env=dict(INGOT_FLAT="1"))
+        self.refuses(2, "eval: found flat and INGOT_STRIDE, expected one of them", *evaluate, "--set", "flat=true", env=dict(INGOT_STRIDE="3"))
+        generate = ["generate", self.run_directory, "--prompt", "The"]  # an option that may be repeated
+        self.refuses(2, "generate: INGOT_STOP_ID: found '-1', expected an id from 0 to", *generate, env=dict(INGOT_STOP_ID="-1"))
+        self.refuses(2, "generate: stop_id: found '-1', expected an id from 0 to", *generate, "--set", "stop_id=-1")
+        self.refuses(2, "generate: --stop-id: found '-1', expected an id from 0 to", *generate, "--stop-id", "-1", env=dict(INGOT_STOP_ID="1"))
+        train = self.train("--steps", 1, out=self.directory / "other")
+        self.refuses(2, "train: INGOT_SEEDS: found 'x', expected numbers", *train, env=dict(INGOT_SEEDS="1,x"))
+        self.refuses(2, "train: found --preset and INGOT_INIT_FROM, expected one of them", *train, env=dict(INGOT_INIT_FROM=str(self.run_directory)))
+        self.refuses(2, "train: found --preset and train.init_from, expected one of them", *train, "--set", f"init_from={self.run_directory}")
+        pack = ["data", "pack", "--data", self.text, "--tokenizer", self.run_directory / "tokenizer.json", "--out", self.directory / "shards"]
+        self.assertEqual(ingot(*pack, "--held-out-every", 0).returncode, 0)  # advice names the option
+        self.refuses(4, r"shards: found no held-out shards \(val_\*\.bin\), expected some; --split all scores every shard", *evaluate[:3], self.directory / "shards",
+                     env=dict(INGOT_SPLIT="held-out"))
+
     def test_a_seed_is_any_unsigned_integer_of_64_bits(self):
         most = 2**64 - 1
         self.assertEqual(ingot(*self.train("--steps", 1, "--seed", most)).returncode, 0)

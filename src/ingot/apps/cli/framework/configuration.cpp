@@ -24,6 +24,7 @@ void Program::resolve(Leaf& leaf) {
   for (const auto& given : leaf.given) {
     const Option& option = *given->option;
     const Json* value = find_path(tree, option.path);
+    given->has_value = value != nullptr;
     if (value != nullptr && option.into != nullptr) store_value(option, *value, given->from);
     if (value == nullptr && option.required)
       fail(ErrorCode::usage, given->parsed->get_name(), " is missing (", option.help, ")");
@@ -74,6 +75,7 @@ void Program::take_words(Given& given, Json& tree) {
   if (option.kind == Kind::list) {
     for (const std::string& word : given.words) not_empty(option, word, where);
     give(option, given.words, where, tree);
+    given.from = {where, given.words.back()};
   } else {
     const std::string& word = option.kind == Kind::flag ? given.set : given.words.back();
     give(option, value_of(option, word, where), where, tree);

@@ -26,8 +26,10 @@ class Program {
   // The command so far, such as "ingot tokenizer encode"; the prefix of every error.
   std::string chosen() const;
 
-  // An error of the command about a key of a section, such as "train.seconds: found ...", with the name of the flag or
-  // of the environment variable in place of the key where one of these gave the value.
+  // An error of the command with the names of the sources of the values that it is about. A key of a section, as in
+  // "train.seconds: found ...", becomes the flag or the environment variable that gave the value. A flag, as in
+  // "--stride: found ..." or "found --flat and --stride, expected ...", becomes the environment variable or the key
+  // that gave the value.
   std::string with_source(const std::string& message) const;
   // The message when no subcommand was recognised behind chosen().
   std::string missing_subcommand() const;
@@ -45,7 +47,8 @@ class Program {
     CLI::Option* parsed;
     std::vector<std::string> words;  // of an option with values
     std::string set;                 // of a flag
-    Source from;                     // what gave the final value
+    Source from;                     // the flag or the environment variable that gave the final value
+    bool has_value = false;          // whether any source gave a value
   };
   // A command that runs something.
   struct Leaf {

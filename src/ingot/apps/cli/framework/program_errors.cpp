@@ -1,19 +1,47 @@
 // The errors of a command line, in sentences that name the value found and the values expected.
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <cctype>
 
 #include "ingot/apps/cli/framework/program.h"
 #include "ingot/io/json.h"
 
 namespace ingot::cli {
 
+namespace {
+
+// Replaces every `flag` in `text` that is a word of its own.
+void replace_flag(std::string& text, const std::string& flag, const std::string& source) {
+  const auto in_word = [&](size_t i) {
+    return i < text.size() && (std::isalnum(static_cast<unsigned char>(text[i])) || text[i] == '-');
+  };
+  for (size_t at = text.find(flag); at != text.npos; at = text.find(flag, at + 1)) {
+    if (in_word(at + flag.size()) || (at > 0 && text[at - 1] != ' ')) continue;
+    text.replace(at, flag.size(), source);
+    at += source.size() - 1;
+  }
+}
+
+}  // namespace
+
 std::string Program::with_source(const std::string& message) const {
-  for (const auto& leaf : leaves_)
-    for (const auto& given : leaf->given)
-      if (const std::string& path = given->option->path; leaf->path == chosen_ && !given->from.name.empty() &&
-                                                         path.find('.') != path.npos && message.starts_with(path + ":"))
-        return given->from.name + message.substr(path.size());
-  return message;
+  // The flags behind the subject are advice, such as "; --split all scores every shard".
+  const size_t end = std::min({message.find(": "), message.find(", expected"), message.find("; "), message.size()});
+  std::string subject = message.substr(0, end);
+  for (const auto& leaf : leaves_) {
+    if (leaf->path != chosen_) continue;
+    for (const auto& given : leaf->given) {
+      if (!given->has_value) continue;
+      const Option& option = *given->option;
+      const std::string& source = given->from.name.empty() ? option.path : given->from.name;
+      const bool is_nested = option.path.find('.') != option.path.npos;
+      if (is_nested && subject == option.path)
+        subject = source;
+      else
+        replace_flag(subject, "--" + option.name, source);
+    }
+  }
+  return subject + message.substr(end);
 }
 std::string Program::missing_subcommand() const {
   std::string known;
