@@ -491,6 +491,14 @@ class Runs(InDirectory):
         self.refuses(2, "layerss", *self.train("--set", "model.layerss=3"))
         self.refuses(2, "layers", *self.train("--set", 'model.layers="three"'))
         self.refuses(2, "model.activation: found 'geluu', expected one of identity, relu", *self.train("--set", "activation=geluu"))
+        learn = "expected the file of a tokenizer; to learn a tokenizer from the data: --set train.tokenizer=bpe, or --set train.tokenizer=char"
+        for source, arguments, environment in (("--tokenizer", ["--tokenizer", "bpe"], {}), ("tokenizer", ["--set", "tokenizer=bpe"], {}),
+                                               ("INGOT_TOKENIZER", [], dict(INGOT_TOKENIZER="bpe"))):
+            self.refuses(4, f"train: {source}: found 'bpe', which is no file, {learn}", *self.train("--steps", 1, *arguments), env=environment)
+        wrong = "train.tokenizer: found 'bpr', expected bpe, char or the file of a tokenizer"
+        self.refuses(4, wrong, *self.train("--steps", 1, "--set", "train.tokenizer=bpr"))
+        demo = ingot("demo", "--data", self.text, "--out", self.directory / "demo", "--set", "tokenizer=bpr")
+        self.assertEqual((demo.returncode, wrong in demo.error), (4, True), demo.error)
         self.refuses(2, "seeds: found 'x'", *self.train("--seeds", "1,x"))
         self.refuses(2, "seeds: found 1 twice", *self.train("--seeds", "1,2,1"))
         self.refuses(4, "missing.txt", "train", "--data", self.directory / "missing.txt", "--out", self.run_directory)

@@ -123,6 +123,7 @@ class Demo {
     // Logs every step unless an option says otherwise, because the curve is a mean over many steps.
     RunConfig config = resolve_config(o_.preset, o_.model,
                                       merge_json(R"({"log_every": 1, "products": "bf16"})", o_.train, "configuration"));
+    require_tokenizer(config.train);
     RunData data = load_run_data(data_, config);
     log_left_out(data.left_out);
     if (data.held_out_texts.empty()) fail(ErrorCode::usage, data_, ": found shards, expected text for the demo");

@@ -108,6 +108,7 @@ Start start_of(const TrainCommand& o, const std::string& directory) {
       if (o.is_first()) log_info(file, " no longer exists: continuing with ", own);
       start.tokenizer = own;
     }
+  require_tokenizer(start.config.train, start.tokenizer);
   return start;
 }
 

@@ -21,6 +21,16 @@ RunConfig resolve_config(const std::string& preset, const std::string& model, co
   return run_config_from_json(merge_json(preset_text(preset), given, "configuration"), "configuration");
 }
 
+void require_tokenizer(const TrainOptions& train, const std::string& file) {
+  const std::string& named = train.tokenizer;
+  if (!file.empty() && !exists(file))
+    fail(ErrorCode::not_found, "--tokenizer: found '", file,
+         "', which is no file, expected the file of a tokenizer; to learn a tokenizer from the data: --set "
+         "train.tokenizer=bpe, or --set train.tokenizer=char for a token per character");
+  if (file.empty() && named != "bpe" && named != "char" && !exists(named))
+    fail(ErrorCode::not_found, "train.tokenizer: found '", named, "', expected bpe, char or the file of a tokenizer");
+}
+
 void add_sections(Command& c, std::string& model, std::string& train) {
   const Json known = parse_json(to_json(RunConfig{}), "known keys");
   c.section("model", model, known["model"].dump());

@@ -16,6 +16,10 @@ namespace ingot::cli {
 // "train".
 RunConfig resolve_config(const std::string& preset, const std::string& model, const std::string& train);
 
+// Throws if the tokenizer of a run does not exist. `file` is the value of --tokenizer; if it is empty, the tokenizer is
+// train.tokenizer: bpe, char or a file.
+void require_tokenizer(const TrainOptions& train, const std::string& file = "");
+
 // The sections "model" and "train" of a command's configuration.
 void add_sections(Command& c, std::string& model, std::string& train);
 
