@@ -491,6 +491,12 @@ class Runs(InDirectory):
         self.refuses(2, "layerss", *self.train("--set", "model.layerss=3"))
         self.refuses(2, "layers", *self.train("--set", 'model.layers="three"'))
         self.refuses(2, "model.activation: found 'geluu', expected one of identity, relu", *self.train("--set", "activation=geluu"))
+        without = r"model.loop_extra: found 2 without a loop \(loop_first is {} and loop_last is {}\), expected 0, or a loop_last of at least loop_first"
+        self.refuses(2, without.format(0, -1), *self.train("--steps", 1, "--set", "loop_extra=2"))
+        self.refuses(2, without.format(1, 0), *self.train("--steps", 1, "--set", "loop_extra=2", "--set", "loop_first=1", "--set", "loop_last=0"))
+        self.refuses(2, without.format(0, -1), "info", "--preset", "nano", "--set", "loop_extra=2")
+        looping = ["info", "--preset", "nano", "--set", "loop_first=1", "--set", "loop_last=1"]
+        self.assertEqual([ingot(*looping, "--set", f"loop_extra={extra}").returncode for extra in (0, 2)], [0, 0])
         learn = "expected the file of a tokenizer; to learn a tokenizer from the data: --set train.tokenizer=bpe, or --set train.tokenizer=char"
         for source, arguments, environment in (("--tokenizer", ["--tokenizer", "bpe"], {}), ("tokenizer", ["--set", "tokenizer=bpe"], {}),
                                                ("INGOT_TOKENIZER", [], dict(INGOT_TOKENIZER="bpe"))):

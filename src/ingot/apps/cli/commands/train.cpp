@@ -83,15 +83,12 @@ Start fine_tuning_start(const TrainCommand& o, const std::string& init_from, con
   if (!o.preset.empty())
     fail(ErrorCode::usage, "found --preset and --init-from, expected one of them: the run has a configuration");
   const std::string over = "{\"model\": " + o.model + ", \"train\": " + over_earlier_run(o.train) + "}";
-  const auto over_config = [&](const std::string& base) {
-    return run_config_from_json(merge_json(base, over, "configuration"), "configuration");
-  };
   const std::string before = join_path(directory, "config.json");
   if (exists(before))
-    return {over_config(read_file(before)), o.tokenizer.empty() ? tokenizer_of_run(directory) : o.tokenizer};
+    return {changed_config(read_file(before), over), o.tokenizer.empty() ? tokenizer_of_run(directory) : o.tokenizer};
   require_no_gpt_oss(init_from);
   const TrainedModel other = load_trained(init_from);
-  return {over_config(other.run_config), o.tokenizer.empty() ? other.tokenizer_file : o.tokenizer};
+  return {changed_config(other.run_config, over), o.tokenizer.empty() ? other.tokenizer_file : o.tokenizer};
 }
 
 Start start_of(const TrainCommand& o, const std::string& directory) {

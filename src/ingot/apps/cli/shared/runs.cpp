@@ -18,7 +18,15 @@
 namespace ingot::cli {
 RunConfig resolve_config(const std::string& preset, const std::string& model, const std::string& train) {
   const std::string given = "{\"model\": " + model + ", \"train\": " + train + "}";
-  return run_config_from_json(merge_json(preset_text(preset), given, "configuration"), "configuration");
+  return changed_config(preset_text(preset), given);
+}
+RunConfig changed_config(const std::string& base, const std::string& given) {
+  const RunConfig config = run_config_from_json(merge_json(base, given, "configuration"), "configuration");
+  // Checked here and not for every model, because earlier runs with such a value can still be read.
+  if (const GptConfig& m = config.model; m.loop_extra > 0 && !m.has_loop())
+    fail(ErrorCode::usage, "model.loop_extra: found ", m.loop_extra, " without a loop (loop_first is ", m.loop_first,
+         " and loop_last is ", m.loop_last, "), expected 0, or a loop_last of at least loop_first");
+  return config;
 }
 
 void require_tokenizer(const TrainOptions& train, const std::string& file) {

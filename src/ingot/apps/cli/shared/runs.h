@@ -16,6 +16,10 @@ namespace ingot::cli {
 // "train".
 RunConfig resolve_config(const std::string& preset, const std::string& model, const std::string& train);
 
+// The configuration `base`, changed by the given values (JSON texts with the sections "model" and "train"). Throws
+// where a loop_extra has no layers to repeat.
+RunConfig changed_config(const std::string& base, const std::string& given);
+
 // Throws if the tokenizer of a run does not exist. `file` is the value of --tokenizer; if it is empty, the tokenizer is
 // train.tokenizer: bpe, char or a file.
 void require_tokenizer(const TrainOptions& train, const std::string& file = "");
