@@ -16,7 +16,7 @@ import sys
 import time
 import unittest
 
-from program import BINARY, TEXT, TINY, InDirectory, ingot, start
+from program import BINARY, SANITIZED, TEXT, TINY, InDirectory, ingot, start
 from tiny_checkpoints import bf16_numbers, save_safetensors, write_draft_head
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
@@ -29,6 +29,7 @@ class TinyGptOss(InDirectory):
 
     def setUp(self):
         super().setUp()
+        self.began = {}  # by process: its ticks when it was ready (busy)
         self.model = self.directory / "gpt-oss-tiny"
         self.model.mkdir()
         self.config = dict(
@@ -74,6 +75,34 @@ class TinyGptOss(InDirectory):
         self.index = dict(metadata=dict(total_size=sum(len(d) for _, _, d in tensors.values())), weight_map=index)
         (self.model / "model.safetensors.index.json").write_text(json.dumps(self.index))
 
+    def stops_scoring(self, number, bits, *arguments):
+        """`eval` says after a signal how many tokens it has scored, and their loss."""
+        process = start(*arguments, stdout=subprocess.PIPE)
+        deadline = time.monotonic() + 60
+        while not self.busy(process, ticks=500 if SANITIZED else 70):  # reading takes a part of this time, and the score many seconds
+            self.assertLess(time.monotonic(), deadline)
+            self.assertIsNone(process.poll(), "it ended before the signal")
+            time.sleep(0.01)
+        process.send_signal(number)
+        out, error = process.communicate(timeout=60)
+        self.assertEqual((process.returncode, out), (130, b""), error)
+        self.assertRegex(error.decode(), r"(\A|\n)eval: stopping after the current batch; a second signal stops at once\n(scoring [^\n]+\n)*ingot eval: stopped by a signal "
+                         rf"after [0-9,]+ of [0-9,]+ tokens: loss [0-9]\.[0-9]{{4}}{bits}\n\Z")
+        done, every = (int(n.replace(",", "")) for n in re.search(r"after ([0-9,]+) of ([0-9,]+) tokens", error.decode()).groups())
+        self.assertTrue(0 < done < every, error)
+        return every
+
+    @staticmethod
+    def ticks(process):
+        return sum(map(int, pathlib.Path(f"/proc/{process.pid}/stat").read_text().rsplit(")")[1].split()[11:13]))
+
+    def busy(self, process, ready=lambda: True, ticks=5):
+        """The program has computed for a while since it was ready, that is, since it installed its signal handlers (a sanitizer starts slowly)."""
+        caught = re.search(r"^SigCgt:\s*([0-9a-f]+)", pathlib.Path(f"/proc/{process.pid}/status").read_text(), re.M)
+        if process.pid not in self.began and caught and int(caught[1], 16) >> (signal.SIGINT - 1) & 1 and ready():
+            self.began[process.pid] = self.ticks(process)
+        return process.pid in self.began and self.ticks(process) >= self.began[process.pid] + ticks
+
 
 class Signals(TinyGptOss):
     """Every command ends in the same way: status 130, one line, no temporary file."""
@@ -91,21 +120,6 @@ class Signals(TinyGptOss):
         error = process.communicate(timeout=60)[1]
         self.assertEqual(process.returncode, 130, error)
         self.assertRegex(error.decode(), rf"\A{said}ingot {arguments[0]}[a-z ]*: stopped by a signal\n\Z")
-
-    @staticmethod
-    def ticks(process):
-        return sum(map(int, pathlib.Path(f"/proc/{process.pid}/stat").read_text().rsplit(")")[1].split()[11:13]))
-
-    def busy(self, process, ready=lambda: True):
-        """The program has computed for a while since it was ready, that is, since it installed its signal handlers (a sanitizer starts slowly)."""
-        caught = re.search(r"^SigCgt:\s*([0-9a-f]+)", pathlib.Path(f"/proc/{process.pid}/status").read_text(), re.M)
-        if process.pid not in self.began and caught and int(caught[1], 16) >> (signal.SIGINT - 1) & 1 and ready():
-            self.began[process.pid] = self.ticks(process)
-        return process.pid in self.began and self.ticks(process) >= self.began[process.pid] + 5
-
-    def setUp(self):
-        super().setUp()
-        self.began = {}
 
     def large_model(self):
         """A checkpoint of 820 MB of holes, whose conversion takes a while."""
@@ -174,10 +188,20 @@ class Signals(TinyGptOss):
         self.stops([signal.SIGTERM], self.busy, "tokenizer", "train", "--data", text, "--vocab", 60000, "--out", self.directory / "t.json",
                    said="(read [^\n]+\n)?")
         self.assertEqual(list(self.directory.glob("t.*")), [])
-        run = self.directory / "run"
+
+    def test_a_stopped_score_says_what_was_scored_so_far(self):
+        run, log = self.directory / "run", self.directory / "scores.jsonl"
         trained = ingot("train", *TINY, "--steps", 2, "--data", self.file("text.txt", TEXT), "--out", run)
         self.assertEqual(trained.returncode, 0, trained.error)
-        self.stops([signal.SIGINT], self.busy, "eval", run, "--data", self.file("much.txt", TEXT * 400), "--split", "all", "--stride", 1)
+        much, ids = self.file("much.txt", TEXT * 60), self.file("ids.jsonl", (str([i % 20 for i in range(30)]) + "\n") * 60000)
+        scores = ["--data", much, "--split", "all", "--device", "cpu", "--threads", 1]
+        every = json.loads(ingot("eval", run, *scores, "--json").text)["targets"]
+        for number, more in ((signal.SIGINT, []), (signal.SIGTERM, ["--json"])):
+            found = self.stops_scoring(number, r", [0-9]\.[0-9]{4} bits per byte", "eval", run, *scores, "--stride", 1, "--batch-tokens", 32, *more)
+            self.assertEqual(found, every)
+        self.assertEqual(self.stops_scoring(signal.SIGINT, "", "eval", run, *scores, "--ttt", "--ttt-log", log), every)
+        self.assertEqual(list(self.directory.glob("scores.jsonl*")), [])
+        self.stops_scoring(signal.SIGTERM, "", "eval", "--model", self.model, "--ids", ids, "--device", "cpu", "--threads", 1)
 
     def test_a_second_signal_does_not_wait(self):
         run = self.directory / "run"
@@ -806,6 +830,8 @@ class Chat(TinyGptOss):
             self.assertAlmostEqual(report["perplexity"], math.exp(report["loss"]), places=9)
             self.assertTrue(0 <= len((text + "Hi").encode()) - report["bytes"] <= 8, report)  # but for each first token's
             self.assertAlmostEqual(report["bits_per_byte"], sum(wanted) / math.log(2) / report["bytes"], delta=1e-4)
+        self.stops_scoring(signal.SIGINT, r", [0-9]\.[0-9]{4} bits per byte", "eval", "--model", self.model, "--data", self.file("much.txt", TEXT * 4), "--context", 32,
+                           "--stride", 1, "--device", "cpu", "--threads", 1)
         self.assertRegex(ingot(*evaluate[:-1]).text, r"texts \(2 documents, 2 windows\): perplexity \d+\.\d{3}, loss .* bits per byte over [\d,]+ tokens")
         for option in (["--split", "all"], ["--batch-tokens", 64], ["--flat"]):
             self.refuses(2, f"found {option[0]}, which changes nothing with a published model", *evaluate, *option)

@@ -90,6 +90,45 @@ void check_lengths(const std::vector<std::vector<int32_t>>& lists, int64_t conte
            context + 1, ", one more than the context");
 }
 
+// The tokens of a score that a signal may stop: a batch begins with reading its tokens, and fails when a signal asked
+// to stop. The scores of the documents so far stay.
+class StoppableTokens : public TokenSource {
+ public:
+  StoppableTokens(std::shared_ptr<const TokenSource> tokens, const Interrupt& interrupt)
+      : TokenSource(tokens->bos(), tokens->vocab_size()), tokens_(std::move(tokens)), interrupt_(interrupt) {}
+  int64_t size() const override { return tokens_->size(); }
+  void read(int64_t begin, std::span<int32_t> into) const override {
+    if (interrupt_.asked()) fail(ErrorCode::interrupted, "stopped by a signal");
+    tokens_->read(begin, into);
+  }
+  std::vector<int64_t> document_begins() const override { return tokens_->document_begins(); }
+  std::vector<int64_t> part_bounds() const override { return tokens_->part_bounds(); }
+  std::string fingerprint() const override { return tokens_->fingerprint(); }
+  std::string name() const override { return tokens_->name(); }
+
+ private:
+  std::shared_ptr<const TokenSource> tokens_;
+  const Interrupt& interrupt_;
+};
+
+// The score of a run or an artifact without adapters.
+Score score_run(const TrainedModel& model, DeviceChoice device, const std::shared_ptr<const TokenSource>& source,
+                const ScoreOptions& options, std::vector<DocumentScore>& documents) {
+  const DeviceWeights there(model.weights, training_device(model.config, device), options.stream);
+  const Interrupt interrupt(kScoreStops);
+  const auto tokens = std::make_shared<StoppableTokens>(source, interrupt);
+  try {
+    return score(model.config, there.weights(), *model.tokenizer, tokens, options, &documents);
+  } catch (const Error& e) {
+    if (e.code != ErrorCode::interrupted) throw;
+    DocumentScore sum;
+    for (const DocumentScore& d : documents) sum.loss_sum += d.loss_sum, sum.targets += d.targets, sum.bytes += d.bytes;
+    // Without a start token, the first token of each document is no target.
+    const int64_t no_targets = source->bos() >= 0 ? 1 : int64_t(documents.size());
+    fail_stopped(score_of(sum.loss_sum, sum.targets, sum.bytes), source->size() - no_targets);
+  }
+}
+
 // Scores every token after the first of each list, so that the losses can be compared with another engine's.
 void eval_ids(const EvalCommand& o) {
   const std::string path = chosen_model(o.run, o.model);
@@ -101,13 +140,22 @@ void eval_ids(const EvalCommand& o) {
   const OpenedModel model = open_model(path, int64_t(longest) - 1, o.ids, o.on);
   check_ids(lists, model.decoder->vocab(), o.ids);
   check_lengths(lists, model.decoder->context(), o.ids);
-  Interrupt interrupt;
+  Interrupt interrupt(kScoreStops);
   const auto start = Clock::now();
   OrderedJson sequences = OrderedJson::array();
   double sum = 0;
-  int64_t targets = 0;
+  int64_t targets = 0, all = 0;
+  for (const auto& ids : lists) all += int64_t(ids.size()) - 1;
+  const auto losses_of = [&](const std::vector<int32_t>& ids) {
+    try {
+      return sequence_losses(*model.decoder, ids, [&] { return interrupt.asked(); });
+    } catch (const Error& e) {
+      if (e.code != ErrorCode::interrupted) throw;
+      fail_stopped(score_of(sum, targets, 0), all);
+    }
+  };
   for (size_t i = 0; i < lists.size(); ++i) {
-    const std::vector<double> losses = sequence_losses(*model.decoder, lists[i], [&] { return interrupt.asked(); });
+    const std::vector<double> losses = losses_of(lists[i]);
     for (size_t t = 0; t < losses.size(); ++t)
       if (!std::isfinite(losses[t]))
         fail(ErrorCode::numeric, path, ": found a loss of ", losses[t], " at position ", t + 1, " of list ", i + 1,
@@ -152,10 +200,11 @@ std::vector<std::vector<int32_t>> encoded(const std::vector<Document>& documents
 
 // Adds the losses of a document's tokens after the first one, which has no context.
 void score_document(const std::vector<int32_t>& ids, const EvalCommand& o, int64_t context, Decoder& decoder,
-                    const Tokenizer& tokenizer, Scored& s, const std::function<void()>& after_window) {
+                    const Tokenizer& tokenizer, Scored& s, const std::function<bool()>& cancelled,
+                    const std::function<void()>& after_window) {
   for (const Window& w : windows_of(int64_t(ids.size()), context, o.stride)) {
     const auto tokens = std::span(ids).subspan(size_t(w.begin), size_t(w.end - w.begin));
-    for (const double loss : sequence_losses(decoder, tokens, {}, w.first - w.begin)) s.loss_sum += loss;
+    for (const double loss : sequence_losses(decoder, tokens, cancelled, w.first - w.begin)) s.loss_sum += loss;
     if (!std::isfinite(s.loss_sum))
       fail(ErrorCode::numeric, "found a loss of ", s.loss_sum, " in tokens ", w.first, " to ", w.end,
            ", expected finite numbers");
@@ -186,11 +235,19 @@ void eval_text_of_checkpoint(const EvalCommand& o, const std::string& path) {
   if (targets == 0) fail(ErrorCode::bad_data, o.data, ": found no document of two tokens, expected some to score");
   const OpenedModel model = open_model(path, std::min(longest, context), "--context", o.on);
   Bar bar("scoring", [](double n) { return format_count(n); });
+  const Interrupt interrupt(kScoreStops);
   Scored s;
-  for (size_t d = 0; d < ids.size(); ++d)
-    about(documents[d].name, [&] {
-      score_document(ids[d], o, context, *model.decoder, *v.tokenizer, s, [&] { bar.at(s.targets, targets); });
-    });
+  try {
+    for (size_t d = 0; d < ids.size(); ++d)
+      about(documents[d].name, [&] {
+        score_document(
+            ids[d], o, context, *model.decoder, *v.tokenizer, s, [&] { return interrupt.asked(); },
+            [&] { bar.at(s.targets, targets); });
+      });
+  } catch (const Error& e) {
+    if (e.code != ErrorCode::interrupted) throw;
+    fail_stopped(score_of(s.loss_sum, s.targets, s.bytes), targets);
+  }
   const double loss = s.loss_sum / double(s.targets), seconds = bar.seconds();
   const double bits = s.bytes > 0 ? bits_per_byte(s.loss_sum, s.bytes) : 0;
   if (!o.json)
@@ -244,8 +301,7 @@ void eval(const EvalCommand& o) {
   if (o.ttt.on) {
     s = score_adapted(o.ttt, model, o.on.device, source, &documents);
   } else {
-    const DeviceWeights there(model.weights, training_device(model.config, o.on.device), options.stream);
-    static_cast<Score&>(s) = score(model.config, there.weights(), *model.tokenizer, source, options, &documents);
+    static_cast<Score&>(s) = score_run(model, o.on.device, source, options, documents);
   }
   if (!o.ttt.is_first()) return;
   if (part.text_bytes > 0) warn_of_other_bytes(s.bytes, expected_bytes(part.text_bytes, *model.tokenizer, *source));

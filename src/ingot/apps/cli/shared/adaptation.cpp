@@ -133,17 +133,28 @@ AdaptedScore score_adapted(const AdaptationCommand& o, const TrainedModel& model
   std::unique_ptr<AtomicFile> log;
   std::string own_log;  // the log of this rank, if there are several ranks
   if (!o.log.empty() && o.is_first()) log = std::make_unique<AtomicFile>(o.log);
-  if (!o.log.empty() && o.others)
-    options.listener = [&](const AdaptationEvent& e) { own_log += line_of(e); };
-  else if (log)
-    options.listener = [&](const AdaptationEvent& e) { log->write(line_of(e)); };
+  double loss_sum = 0;
+  int64_t targets = 0, all_targets = 0;
+  options.listener = [&](const AdaptationEvent& e) {
+    if (e.kind == AdaptationEvent::score) loss_sum += e.loss_sum, targets += e.end - e.first;
+    if (!o.log.empty() && o.others)
+      own_log += line_of(e);
+    else if (log)
+      log->write(line_of(e));
+  };
   Bar bar("scoring", [](double n) { return format_count(n); });
-  options.progress = [&](int64_t done, int64_t all) { bar.at(done, all); };
-  Interrupt interrupt;
+  options.progress = [&](int64_t done, int64_t all) { bar.at(done, all_targets = all); };
+  Interrupt interrupt(o.is_first() ? kScoreStops : "");
   options.cancelled = [&] { return interrupt.asked(); };
   const DeviceWeights there(model.weights, on, options.stream);
-  const AdaptedScore score =
-      ingot::score_adapted(model.config, there.weights(), *model.tokenizer, std::move(source), options, documents);
+  AdaptedScore score;
+  try {
+    score =
+        ingot::score_adapted(model.config, there.weights(), *model.tokenizer, std::move(source), options, documents);
+  } catch (const Error& e) {
+    if (e.code != ErrorCode::interrupted || o.others) throw;  // a rank knows its own documents only
+    fail_stopped(score_of(loss_sum, targets, 0), all_targets);
+  }
   if (!o.log.empty() && o.others) {
     const std::string all = of_all_ranks(own_log, *o.others);
     if (log) log->write(all);
