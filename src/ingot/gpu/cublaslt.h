@@ -1,7 +1,8 @@
 #pragma once
 // Plain matrix products by NVIDIA's cuBLASLt. The library is opened at run time, so neither its headers nor the library
-// are needed for a build. The search takes INGOT_CUBLASLT (a path) first, then the libraries loaded by the process
-// (PyTorch's), then the loader's (PyPI's nvidia-cublas, or the toolkit's).
+// are needed for a build. Where INGOT_CUBLASLT is set, only this path is tried. Otherwise version 13 is preferred to
+// version 12; of each version a library that the process has already loaded (PyTorch's, or PyPI's nvidia-cublas) is
+// preferred to the library that the loader finds (the toolkit's).
 #include <cstdint>
 #include <string>
 

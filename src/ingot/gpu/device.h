@@ -115,8 +115,9 @@ class Graph {
 };
 
 // Copies of raw bytes. A copy without a stream is complete when the call returns and can be read from any stream; it
-// waits only for earlier work of the default stream. A copy from host memory with a stream returns when the source may
-// be reused.
+// waits only for earlier work of the default stream. A copy with a stream from ordinary host memory returns when the
+// source may be reused; a copy from pinned memory (allocator.h) returns at once, while the engine still reads the
+// source.
 void copy_to_device(void* to, const void* from, int64_t bytes);
 void copy_to_host(void* to, const void* from, int64_t bytes);
 void copy_on_device(void* to, const void* from, int64_t bytes, Stream stream);

@@ -1,5 +1,6 @@
-// Asks the driver for the limits of a GPU. The kernel below exists only to find out whether the driver loads machine
-// code for sm_90a or PTX; every kernel with both is loaded by the same rule.
+// Asks the driver for the limits of a GPU. The kernel below is never launched: it shows whether the driver loads
+// machine code for sm_90a or PTX (every kernel with both is loaded by the same rule), and how many clusters run at
+// once.
 #include <cstdlib>
 #include <mutex>
 

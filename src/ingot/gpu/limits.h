@@ -34,7 +34,8 @@ Limits imitate(const Limits& real, const Limits& wanted);
 // The limits of cuda:device, read from the driver once. Where the environment variable INGOT_GPU_AS holds a compute
 // capability, as limits_of() takes it, a GPU offers at most the limits of that GPU. Throws where the build has no CUDA.
 const Limits& limits(int device);
-// The limits of this thread's GPU. In a build without a GPU, where kernels are emulated, the limits of an H100.
+// The limits of this thread's GPU. In a build without a GPU, where kernels are emulated, the limits of an H100, or of
+// the GPU that INGOT_GPU_AS names.
 const Limits& current_limits();
 
 }  // namespace ingot::gpu

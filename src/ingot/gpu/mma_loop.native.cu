@@ -37,7 +37,8 @@ __global__ void __launch_bounds__(kThreads) mma_loop_kernel(int64_t rounds, floa
 
 }  // namespace
 
-// Each warp of the GPU multiplies 8 `rounds` times. Writes the number of operations of the whole launch to `flops`.
+// Each warp of the launch executes 8 * `rounds` matrix instructions. Writes the number of operations of the whole
+// launch to `flops`.
 EXPORT int ingot_bench_mma_loop(int64_t rounds, float* sink, int64_t* flops, void* stream) {
   return guarded([&] {
     const int64_t blocks = int64_t(gpu::sm_count(0)) * kBlocksOfSm;

@@ -1,8 +1,8 @@
 #pragma once
 // Communication between ranks with a GPU each, by NVIDIA's NCCL. The library is opened at run time, so neither its
-// header nor the library are needed for a build. The search takes INGOT_NCCL (a path) first, then the loader's
-// libraries, then Python's packages (nvidia-nccl-cu13, installed with PyTorch). NVLink multicast is off unless
-// NCCL_NVLS_ENABLE turns multicast on, because on a shared machine multicast can put GPUs out of service.
+// header nor the library are needed for a build. Where INGOT_NCCL is set, only this path is tried. Otherwise the search
+// takes the loader's libraries, then Python's packages (nvidia-nccl-cu13, installed with PyTorch). NVLink multicast is
+// off unless NCCL_NVLS_ENABLE turns multicast on, because on a shared machine multicast can put GPUs out of service.
 #include <memory>
 #include <string>
 

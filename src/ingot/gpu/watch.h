@@ -2,8 +2,8 @@
 // Bounded device waits, the host's side. A kernel whose blocks wait for each other takes a Watch. A wait of the kernel
 // (tile/flag.cuh) gives up after `limit_ns` or at the host's request, and records the waiting block and the awaited
 // value. From then on no wait blocks: every block runs to its end by its usual path, and the results are discarded.
-//     WaitControl control(2.0);                                    // once per engine, because the constructor
-//     allocates launch("decode", decode, {..., .cooperative = true}, stream, ..., control.watch());
+//     WaitControl control(2.0);                                    // once per engine: the constructor allocates
+//     launch("decode", decode, {..., .cooperative = true}, stream, ..., control.watch());
 //     ... synchronise the stream ...
 //     control.check("decode", {"layer input", "grid barrier"});    // throws where a wait gave up
 #include <cstdint>

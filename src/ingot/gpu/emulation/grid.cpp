@@ -60,7 +60,7 @@ class Stack {
   char* base_ = nullptr;
 };
 
-// Stacks of earlier launches, for reuse: for the system, making a stack takes longer than running many threads.
+// Stacks of earlier launches, for reuse: the system calls that make a stack take longer than the runs of many threads.
 class Stacks {
  public:
   std::unique_ptr<Stack> take() {
@@ -116,7 +116,7 @@ struct Fiber {
   Place place;
   Block* block = nullptr;
   State state = State::ready;
-  bool held_back = false;      // runs only where no other fiber can (order.h)
+  bool held_back = false;      // runs where no other fiber can, or where the others only poll (order.h)
   Where where;                 // place of the last wait
   const char* what = "";       // name of the awaited event
   uint64_t cluster_phase = 0;  // the cluster's phase at the fiber's last arrival

@@ -43,7 +43,8 @@ Settings& settings();
 // other: a test of concurrent launches makes each launch on its own thread. `peers` says whether the GPUs report access
 // to each other's memory.
 void set_device_count(int count, bool peers = true);
-// From now on the emulated GPUs have at most the limits `wanted`. Before the first call they have the limits of Hopper.
+// From now on the emulated GPUs have at most the limits `wanted`. Before the first call they have the limits of Hopper,
+// but only 4 multiprocessors and 1 MB of L2, and at most the limits of the GPU that INGOT_GPU_AS names.
 void set_device_limits(const gpu::Limits& wanted);
 
 struct Shape {

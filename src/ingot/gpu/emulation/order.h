@@ -1,5 +1,5 @@
 #pragma once
-// The order in which the emulator runs the threads that may run. At first every such thread is as likely as every
+// The order in which the emulator runs the threads that may run. By default every such thread is as likely as every
 // other, so all warps advance at about the same pace, and a missing barrier between warps is seldom seen. The orders
 // below let one warp of each block, or one block of a cluster or of a cooperative launch, run as late or as early as
 // the kernel's barriers, flags and mbarriers allow: a reader then finds data that a writer has already overwritten, and
@@ -23,7 +23,8 @@ struct Order {
 // Error(usage) for any other text.
 Order order_named(std::string_view name);
 
-// The order of this CPU thread's launches; at first of the environment variable INGOT_EMULATOR_ORDER, where it is set.
+// The order of this CPU thread's launches. Until the thread changes the order, this is the order that the environment
+// variable INGOT_EMULATOR_ORDER names, or the default.
 Order& order();
 
 }  // namespace ingot::emulation

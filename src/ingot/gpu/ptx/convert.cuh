@@ -30,7 +30,7 @@ __device__ inline uint32_t pack(f16, float low, float high) {
 #endif
   return w;
 }
-// The same for max(x, 0); a NaN stays a NaN. Needs sm_80 or later, like the functions below.
+// The same for max(x, 0); a NaN stays a NaN. Needs sm_80 or later.
 __device__ inline uint32_t pack_relu(f16, float low, float high) {
   uint32_t w;
   asm("cvt.rn.relu.f16x2.f32 %0, %1, %2;" : "=r"(w) : "f"(high), "f"(low));

@@ -1,7 +1,8 @@
 #pragma once
 // Copies of 4, 8 or 16 bytes from global to shared memory. From compute capability 8.0 on the copies do not go through
-// registers; older GPUs use a load and a store. `valid` bytes are read, and the rest of the destination becomes zeros;
-// with valid = 0 the source is not read. Both addresses are aligned to the size.
+// registers; older GPUs use loads and stores of 4 bytes. `valid` bytes (on older GPUs a multiple of 4) are read, and
+// the rest of the destination becomes zeros; with valid = 0 the source is not read. Both addresses are aligned to the
+// size.
 #ifdef INGOT_EMULATE
 #include "ingot/gpu/emulation/ptx.h"
 #else

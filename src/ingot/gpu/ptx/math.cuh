@@ -37,7 +37,7 @@ __device__ inline float sqrt_approx(float x) {
   asm("sqrt.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
 }
-// The larger number; a NaN where either is a NaN.
+// The larger number, exactly; subnormals are kept. A NaN where either is a NaN.
 __device__ inline float max_nan(float x, float y) {
   float z;
   asm("max.NaN.f32 %0, %1, %2;" : "=f"(z) : "f"(x), "f"(y));

@@ -89,8 +89,8 @@ template <int kPanels> class PanelStore {
         store(chunks.at(i), w);
       }
   }
-  // Stores the transposed panel, whose rows have 16 elements, at (row, column). A lane stores pairs, so that eight
-  // neighbouring lanes write 32 bytes, a sector of memory.
+  // Stores the transposed panel, whose rows have 16 elements, at (row, column). A lane stores pairs: four neighbouring
+  // lanes write 16 bytes of a row, and two stores in turn fill the row's 32 bytes, a sector of memory.
   __device__ __forceinline__ void send_turned(const Target* to, uint32_t column, uint32_t row, uint32_t batch) {
     __syncwarp();
     const uint32_t pair = column + lane() % 4 * 2;
