@@ -7,8 +7,9 @@
 // rounding. On a GPU: f32, bf16 and f16. Of 16-bit operands sums are fp32, and dw, db and matmul's c may be f32.
 // Products run on our kernels (gpu/gemm) or on cuBLASLt (gpu/cublaslt.h), whichever is faster for the size; f32, and
 // rows that do not begin at multiples of 16 bytes, need the latter. `workspace` is room for cuBLASLt,
-// linear_workspace_bytes(device); without it products with few rows may be slower. On Hopper the activations of a wide
-// network's middle (the squared ReLUs, gelu) and their slopes are part of the products.
+// linear_workspace_bytes(device); without it products with few rows may be slower. The activations of a wide network's
+// middle (the squared ReLUs, gelu) and their slopes are computed in the products of our kernels at the sizes where this
+// is faster than a pass of their own.
 //
 // For f(x) = max(x, x / 2)^2 and max(x, 0)^2 the slope follows from the value and the sign of x alone (slope 2 sqrt(y)
 // or -sqrt(y)). A forward pass that keeps `signs`, one bit per element, therefore need not keep pre. Not in f16, whose
@@ -76,7 +77,7 @@ void matmul(const MatMul& m, Stream stream);
 // single matrix for all i; without bias and symmetric. On the CPU each product has matmul's bits; a GPU with cuBLASLt
 // computes one batched product.
 void matmul_each(const MatMul& m, Stream stream);
-// The same by a plain loop on the CPU: the oracle. Ignores `products` and `symmetric`.
+// matmul() by a plain loop on the CPU: the oracle. Ignores `products` and `symmetric`.
 void matmul_plain(const MatMul& m);
 
 int64_t linear_workspace_bytes(Device device);  // 0 on a CPU

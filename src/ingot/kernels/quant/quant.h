@@ -46,7 +46,8 @@ struct WeightMatrix {
   WeightMatrix row_range(int64_t begin, int64_t end) const;
 };
 void check(const WeightMatrix& w, const char* op, const char* name);  // throws unless the parts fit together
-// The bytes of a stored matrix. A second function says whether a format can hold rows of `cols` numbers.
+// The bytes of a stored matrix. Throws where the format cannot hold rows of `cols` numbers: mxfp4 needs a multiple
+// of 32.
 int64_t weight_bytes(WeightFormat f, int64_t rows, int64_t cols);
 
 // Stored numbers as (N, K) f32 or f64: exact, but for fp8 products rounded once to the output's type.

@@ -271,7 +271,8 @@ struct WeightTileMxfp4 {
   }
 };
 
-// G pairs of rows at a time: for a single token all pairs, so that a row tile is read from its beginning to its end.
+// G pairs of rows at a time. For a single token G is 8 with vectors of 16 numbers: all pairs, so that a row tile is
+// read once from its beginning to its end. With shorter vectors G is 4, and a row tile is read in two passes.
 template <class Read, int T, int G>
 INGOT_SIMD_INLINE void weight_tile_band(const WeightTileDots& a, const uint8_t* row_tile, int64_t first, int t0) {
   const bool scaled = Read::kBytes == 1024;
@@ -431,8 +432,7 @@ void stored_widen_mxfp4(const StoredWiden& a) {
   for (int64_t n = 0; n < a.rows; ++n, row += a.k / 2, scales += a.k / 32)
     for (int64_t b = 0; b < a.k / 32; ++b) {
       const Block w = read_block(row + b * 16);
-      // The codes are twice the numbers. Half of the scale 2^-127 is not representable, so the product with the scale
-      // is halved instead of the scale.
+      // read_block() returns twice the numbers. Halving them is exact.
       const V scale = splat(a.exponents[scales[b]]);
       float even[16], odd[16];
       for (int i = 0; i < 16 / L; ++i) {

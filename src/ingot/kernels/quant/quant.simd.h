@@ -38,8 +38,8 @@ struct NarrowMxfp4 {
   int64_t k;
 };
 
-// The same for whole row tiles: x has the columns of each weight tile in the order of weight_tile_column(), with zeros
-// where the matrix has no column.
+// StoredDots for whole row tiles: x has the columns of each weight tile in the order of weight_tile_column(), with
+// zeros where the matrix has no column.
 struct WeightTileDots {
   const void* row_tiles;
   const float* exponents;

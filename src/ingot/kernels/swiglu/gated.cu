@@ -26,7 +26,7 @@ bool is_whole(std::initializer_list<Tensor> results) {
   return true;
 }
 
-// The operands suit gated_few_rows().
+// Whether the GPU and the number of rows suit gated_few_rows().
 bool has_few_rows(const GatedLinear& g) {
   return gemm::variant_on(g.x.device.index) == gemm::Variant::hopper && g.x.rows() <= kFewGatedRows;
 }

@@ -21,7 +21,7 @@ inline GateOptions gelu_gate() { return {.alpha = 1.5957691216057307, .cubic = 1
 struct SwigluGate {
   Tensor gate, up, h;
   GateOptions options;
-};  // (T, H) each; h may alias gate or up
+};  // (T, H) each; h may alias gate or up (on a GPU not where their columns are interleaved)
 void swiglu_gate(const SwigluGate& s, Stream stream);
 // dgate and dup may alias dh, gate and up. h (T, H), or left out: computed again for the gradient of the weights behind
 // the gate; h may alias dh.
@@ -32,8 +32,8 @@ struct SwigluGateBackward {
 };
 void swiglu_gate_backward(const SwigluGateBackward& s, Stream stream);
 
-// h = g(x Wg^T + bg) * (x Wu^T + bu). On a GPU a single kernel for 16-bit types (gpu/gemm), which writes gate and up to
-// memory only where the caller keeps them.
+// h = g(x Wg^T + bg) * (x Wu^T + bu). On a GPU a single kernel (gpu/gemm) for 16-bit types, at the sizes where it is
+// faster than two products and the gate; it writes gate and up to memory only where the caller keeps them.
 // The weights are any two views whose rows have a common stride: the halves of a packed (2H, C), its even and odd rows,
 // or two tensors; or, transposed, (C, H) each: halves of the columns of (C, 2H).
 struct GatedLinear {
@@ -51,8 +51,9 @@ int64_t gated_linear_workspace_bytes(const GatedLinear& g);  // given all furthe
 int64_t bytes(const GatedLinear& g);
 int64_t flops(const GatedLinear& g);
 
-// dgate, dup from dh and the gate; dx = dgate Wg + dup Wu; dWg += dgate^T x, dWu += dup^T x; db += sums over rows. dx
-// is a single kernel, and so are both dW together. With 16-bit operands dW and db may be f32.
+// dgate, dup from dh and the gate; dx = dgate Wg + dup Wu; dWg += dgate^T x, dWu += dup^T x; db += sums over rows. At
+// sizes where gpu/gemm is used, dx is a single kernel, and so are both dW together. With 16-bit operands dW and db may
+// be f32.
 //
 // Without a workspace for dgate and dup: let swiglu_gate_backward overwrite gate and up with their gradients, and leave
 // dh out. Where gate and up are the halves of a (T, 2H) tensor, in the order in which the weights are halves of one

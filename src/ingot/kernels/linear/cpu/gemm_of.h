@@ -8,7 +8,7 @@
 
 namespace ingot::detail {
 
-// The product c = a b, with a or b transposed.
+// The product c = op(a) op(b), where op transposes if requested.
 template <class T>
 Gemm<T> gemm_of(const Tensor& a, bool transpose_a, const Tensor& b, bool transpose_b, const Tensor& c,
                 Products products) {

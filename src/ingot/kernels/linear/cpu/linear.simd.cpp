@@ -113,7 +113,7 @@ void micro(int64_t k, const T* a, int64_t a_row, int64_t a_col, const T* b, int6
 
 template <class T> using Micro = void (*)(int64_t, const T*, int64_t, int64_t, const T*, int64_t, const Out<T>&);
 
-// kernels[R][V] for every number of rows and vectors.
+// at[R][V] is micro() for R rows and V vectors.
 template <class T> struct MicroTable {
   Micro<T> at[kRows + 1][3] = {};
   template <int R> constexpr void fill() {
@@ -506,7 +506,7 @@ struct WordTable {
 };
 constexpr WordTable kMicroWords;
 #else
-// Never reached: linear.cpp asks for words only at a level that has bf16 dot products.
+// Never reached: with_kind() (product.h) asks for words only at a level that has bf16 dot products.
 int64_t words(int64_t steps) { return steps; }
 void pack_words(const Gemm<float>&, const GemmChunk&, const GemmPackRange&) {}
 void pack_words_of_a(const Gemm<float>&, const GemmChunk&, const GemmPackRange&) {}

@@ -1,6 +1,6 @@
 #pragma once
-// The functions of linear.simd.cpp that linear.cpp calls. Plain structs only, because the object files of every CPU
-// level include them.
+// The arguments of the functions in linear.simd.cpp and linear_tiles.simd.cpp, which simd_calls.h declares. Plain
+// structs only, because the object files of every CPU level include them.
 #include <cstdint>
 
 namespace ingot::detail {

@@ -6,7 +6,8 @@ namespace ingot::cuda {
 
 constexpr gemm::Tile kLinearTiles[] = {gemm::kTurns128, gemm::kTurns192};
 
-// The core's kernels: one variant for each tile, and one variant with an addend (beta != 0).
+// The core's kernels: one variant for each tile, and one variant whose epilogue reads a bias or an addend
+// (core_combines() in core_product.h).
 struct CoreForm {
   gemm::Tile tile;
   bool combines;
