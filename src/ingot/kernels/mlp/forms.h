@@ -27,7 +27,7 @@ namespace ingot::cuda {
 
 constexpr int kMlpMaxLayers = 8;
 constexpr int kMlpTo128 = 128;                   // the widest layer of the forms to 128
-constexpr int kMlpTo256 = 256;                   // and so on
+constexpr int kMlpTo256 = 256;                   // the widest layer of the form to 256
 constexpr int kMlpTo512 = 512;                   // the portable form takes as much
 constexpr int kMlpPanel = 64;                    // columns: a 128-byte swizzle row of 16-bit elements
 constexpr int64_t kMlpSharedBytes = 227 * 1024;  // limit of a block on sm_90
@@ -76,8 +76,8 @@ bool mlp_backward_to_128_few_rows_takes(const MlpBackward& m);
 void mlp_backward_to_128_few_rows(const MlpBackward& m, Stream stream);
 int64_t mlp_backward_to_128_few_rows_workspace_bytes(const MlpBackward& m);
 
-// Slopes that follow from values or from kept arguments: a kernel for the chain of gradients, with weights streaming
-// through shared memory, then a kernel for the sums over all rows.
+// Slopes that follow from values, from kept arguments, or from a forward pass over x: a kernel for the chain of
+// gradients, with weights streaming through shared memory, then a kernel for the sums over all rows.
 bool mlp_backward_to_256_takes(const MlpBackward& m);
 void mlp_backward_to_256(const MlpBackward& m, Stream stream);
 int64_t mlp_backward_to_256_workspace_bytes(const MlpBackward& m);
@@ -104,7 +104,7 @@ bool mlp_takes(const Mlp& m, MlpForm form);
 bool mlp_takes(const MlpBackward& m, MlpForm form);
 
 void mlp(const Mlp& m, Stream stream);
-int64_t mlp_workspace_bytes(const Mlp& m);  // of the chosen form
+int64_t mlp_workspace_bytes(const Mlp& m);  // enough for the chosen form
 void mlp_backward(const MlpBackward& m, Stream stream);
 int64_t mlp_backward_workspace_bytes(const MlpBackward& m);
 

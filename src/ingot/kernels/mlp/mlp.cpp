@@ -159,7 +159,8 @@ class Pieces {
 Tensor as_matrix(const Tensor& piece, int64_t rows, int64_t cols) {
   return Tensor(piece.data, piece.dtype, {rows, cols}, piece.device);
 }
-// The place in `saved` of each layer's value before the activation; empty for a layer without activation.
+// The offset in `saved` of each layer's value before the activation. A last layer without activation stores nothing;
+// its offset is the end of `saved`.
 std::vector<int64_t> offsets(int64_t rows, const Layers& layers) {
   std::vector<int64_t> at;
   int64_t next = 0;

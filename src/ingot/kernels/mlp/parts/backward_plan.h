@@ -38,7 +38,8 @@ struct MlpFormedSlopes {
 MlpFormedSlopes mlp_backward_form_slopes(const MlpBackward& m, Stream stream);
 
 // The inputs of the launches of a chain and of sums: values in x's type, and the data from which the formula computes
-// slopes. Missing data is formed first; with kept arguments only the slopes.
+// slopes. Missing data is formed first: values and slopes where the slopes do not follow from values, else the values
+// alone.
 bool mlp_backward_forms_slopes(const MlpBackward& m);  // slopes that values do not determine
 struct MlpFormed {
   MlpBackward m;
@@ -53,8 +54,8 @@ int64_t mlp_backward_formed_bytes(const MlpBackward& m);
 MlpBackward mlp_backward_form_weights(const MlpBackward& m, Stream stream);
 
 using Slope = SlopeKind;
-// Empty for an activation without a formula of its slope; the calling forms then leave the problem to the portable
-// form.
+// Empty for an activation whose slope does not follow from its value; the calling forms then compute the slopes in
+// advance (mlp_backward_form_slopes()).
 std::optional<SlopeFormula> slope_of(Act act);
 
 // --- forms of two launches: the chain of gradients writes dz of the layers below the top in the workspace, layer after

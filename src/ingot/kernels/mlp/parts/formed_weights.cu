@@ -55,7 +55,7 @@ bool mlp_has_norms(const std::vector<MlpLayer>& layers) {
 int64_t mlp_formed_weights_bytes(const std::vector<MlpLayer>& layers) {
   int64_t bytes = 0;
   for (const MlpLayer& layer : layers)
-    if (layer.g) bytes += (layer.w.bytes() + 255) / 256 * 256;  // tensor maps require whole lines
+    if (layer.g) bytes += (layer.w.bytes() + 255) / 256 * 256;  // tensor maps require aligned matrices
   return bytes;
 }
 

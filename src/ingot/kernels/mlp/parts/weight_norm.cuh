@@ -1,6 +1,7 @@
 #pragma once
-// Weight norm inside the kernels: the scale of a row of W, and scaling of the row on loading. All forms with this code
-// have the same bits of W; parts/weight_norm_tile.cuh sums in a different order.
+// Weight norm inside the kernels: the scale of a row of W, and scaling of the row on loading. weight_inverse_norm() and
+// formed_weights.cu have the same bits for 16-bit rows of up to 256 elements. Code that adds the squares in a different
+// order, such as weight_norm_tile.cuh and to_512/few_rows.cuh, may give scales that differ in the last bits.
 #include <cstdint>
 
 #include "ingot/gpu/tile/reduce.cuh"
@@ -13,8 +14,9 @@ constexpr float kWeightNormEps = 1e-12f;
 // 16 bytes of a weight row.
 template <class T> using WeightChunk = tile::Vec<T, 16 / int(sizeof(T))>;
 
-// The sum of squares of a chunk, and the scale from the sum; forms with a different distribution of a row over lanes
-// add the chunks in the order of the butterfly below, over bits 3 to 0 of the chunk's number, and so get the same bits.
+// The sum of squares of a chunk, and 1 / |v| from the sum over a row. to_128/many_rows.cuh distributes a row over lanes
+// in a different way than weight_inverse_norm(), but adds the chunks in the same order (by exchanges over bits 3 to 0
+// of the chunk's number), and so gets the same bits.
 template <class T> __device__ inline float squares(const WeightChunk<T>& v) {
   constexpr int kPer = 16 / int(sizeof(T));
   float x[kPer], sum = 0;

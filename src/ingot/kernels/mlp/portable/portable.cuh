@@ -1,7 +1,7 @@
 #pragma once
 // The portable kernels (sm_80 and later). A block takes a tile of rows through all layers. Its activations stay in
 // shared memory, in two buffers used in turn, while tiles of the weights stream from L2, each fetched one tile ahead.
-// 16-bit types multiply on the tensor cores, f32 by fused multiply-adds in the order of k.
+// 16-bit types multiply on the tensor cores, f32 by fused multiply-adds in the order of k, in sums of 32 products each.
 #include <type_traits>
 
 #include "ingot/gpu/launch.h"

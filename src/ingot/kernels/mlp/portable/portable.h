@@ -130,7 +130,8 @@ inline PortableSplit pick_split(int64_t rows, int tiles) {
   return {.splits = int((chunks + per - 1) / per), .rows_per_split = per * kGradTile};
 }
 
-// Launchers, one translation unit per element type. `rows_forward` and `rows_backward` run the chain by tiles of rows.
+// Launchers, one translation unit per element type. Forward and chain run by tiles of rows, grad by squares of every
+// dW.
 template <class T> void launch_portable_forward(const PortableRows& p, const PortableConfig& c, int device, Stream s);
 template <class T> void launch_portable_chain(const PortableRows& p, const PortableConfig& c, int device, Stream s);
 template <class T> void launch_portable_grad(const PortableGrad& p, int device, Stream s);

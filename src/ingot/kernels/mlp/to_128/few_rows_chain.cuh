@@ -44,7 +44,7 @@ template <int kPanels, int kRows> struct ChainMemory {
 template <class T, int kPanels, int kRows, bool kNorm> struct ChainBlock {
   using Memory = ChainMemory<kPanels, kRows>;
   static constexpr int kWidth = Memory::kWidth, kWarps = 4 * kPanels;
-  static constexpr int kSums = kRows / 2;  // a thread's: two neighbouring features' of every row
+  static constexpr int kSums = kRows / 2;  // a thread's: two features, 8 apart, of two rows of every 8
 
   Memory& s;
   const MlpChainMaps& maps;

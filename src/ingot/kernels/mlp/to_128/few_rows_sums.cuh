@@ -90,7 +90,7 @@ template <class T, int kPanels, int kTile> struct SumBlock {
     __syncwarp();
   }
 
-  // db += columns of dz: a warp's rows of the chunk, a lane's two columns of every so many.
+  // db += columns of dz. A warp takes kEach rows of the chunk; a lane adds two columns of every kStep-th of these rows.
   __device__ __forceinline__ void add_bias(float (&db)[2], uint32_t dz) {
     constexpr uint32_t kPairs = kTile / 2, kStep = 32 / kPairs, kEach = kChunk / kWarps;
     const uint32_t first = warp * kEach + lane / kPairs;

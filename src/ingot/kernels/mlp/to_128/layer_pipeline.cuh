@@ -7,12 +7,12 @@
 // The layers are distributed over the blocks of a cluster, a layer each, from the top down, for the whole launch. The
 // unit of work is 64 rows, and the clusters take the units in turn. A block receives dz_l of a unit from the block
 // above, through shared memory, and h_{l-1} from the copy engine. Both serve both products of the layer:
-//   - Two warpgroups run the chain, one for each 64 inputs of the layer. Its product is transposed, inputs by rows: W^T
-//     stays in their registers all the time, and dz is read in place. The product of a unit runs while the slopes of
-//     the unit before are computed.
+//   - Two warpgroups run the chain, one for each 64 inputs of the layer; where no layer is wider than 64, the two
+//     take the units in turn. Its product is transposed, inputs by rows: W^T stays in their registers all the time, and
+//     dz is read in place. The product of a unit runs while the slopes of the unit before are computed.
 //   - One warpgroup holds dW in its registers.
-//   - In the fourth warpgroup, single threads load h, load dy or report free space to the block above, and send the
-//     results of each of the chain's warpgroups to the block below, or to dx.
+//   - In the remaining warpgroup, the first of the block, single threads load h, load dy or report free space to the
+//     block above, and send the results of each of the chain's warpgroups to the block below, or to dx.
 // Then a second kernel adds the clusters' parts of dW, in a fixed order.
 #include "ingot/kernels/mlp/to_128/layer_pipeline_chain.cuh"
 #include "ingot/kernels/mlp/to_128/layer_pipeline_filling.cuh"

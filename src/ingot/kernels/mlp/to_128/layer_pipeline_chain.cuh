@@ -84,8 +84,8 @@ template <class T, int kPanels> struct GradientChain : BlockView<T, kPanels> {
       ptx::wgmma<T, kRows, Major::k>(acc, w[k], operand<Major::k, Swizzle::b128>(dz, 16 * k, kPanelBytes), k > 0);
     }
   }
-  // For part j: `to` = acc . f'(h), or acc for NoSlope; `v` is h as loaded by ldmatrix. The address of this lane's
-  // fragment.
+  // Writes acc . f'(h) of part j, or acc for NoSlope. `v` is h as loaded by ldmatrix; `to` is the address of this
+  // lane's fragment.
   template <class F>
   __device__ __forceinline__ static void form(const float (&acc)[kSums], uint32_t (&v)[4], uint32_t to, uint32_t j) {
 #pragma unroll

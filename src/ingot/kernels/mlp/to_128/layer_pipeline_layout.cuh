@@ -29,8 +29,9 @@ struct Maps {
   CUtensorMap w[kMlpMaxLayers];
 };
 
-// Floats of a part: dW of a layer, then its db, of every so many rows apart. dW has the order of the summing threads'
-// registers: of rows r and r + 8, r % 16 < 8, columns c and c + 1, c even, four floats from part_float4() * 4.
+// Floats of a part: dW of a layer, then bias_rows() partial sums of its db, each over an equal share of every unit's
+// rows. dW has the order of the summing threads' registers: of rows r and r + 8, r % 16 < 8, columns c and c + 1, c
+// even, four floats from part_float4() * 4.
 constexpr int bias_rows(int panels) { return 4 / panels; }
 constexpr int64_t part_floats(int panels) { return int64_t(64 * panels) * (64 * panels + bias_rows(panels)); }
 
@@ -38,8 +39,8 @@ constexpr int part_float4(int row, int column, int width) {
   return (row / 64 * (width / 8) + column / 8) * 128 + row / 16 % 4 * 32 + row % 8 * 4 + column % 8 / 2;
 }
 
-// db += the columns of 64 rows of dz, in shared memory. A warp of the warpgroup takes a panel of every so many rows, a
-// lane two columns.
+// db += the columns of 64 rows of dz, in shared memory. A warp of the warpgroup takes 64 / bias_rows() consecutive rows
+// of a panel, a lane two columns.
 template <class T, int kPanels, int kUnroll>
 __device__ __forceinline__ void add_bias_gradient(float (&db)[2], uint32_t dz) {
   constexpr uint32_t kGroups = bias_rows(kPanels);

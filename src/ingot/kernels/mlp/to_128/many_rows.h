@@ -12,8 +12,8 @@ bool mlp_three_warpgroups_suffice(const MlpForwardParams& p);
 template <class T, int kWidth, bool kSave> void launch_mlp_to_128(const Mlp& m, Stream stream);
 template <class T, bool kSave> void launch_mlp_to_128_streamed(const Mlp& m, Stream stream);
 
-// T: f16 or bf16. Wider than a panel, two layers or more, a linear last layer, weight norm on all layers and no bias or
-// on none.
+// T: f16 or bf16. Networks wider than a panel, of two layers or more, with a linear last layer, and either with weight
+// norm on all layers and no bias, or without weight norm.
 template <class T, bool kSave> void launch_mlp_to_128_linear_output(const Mlp& m, Stream stream);
 
 }  // namespace ingot::cuda

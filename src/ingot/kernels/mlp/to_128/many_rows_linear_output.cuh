@@ -48,8 +48,8 @@ template <class T, class F, int kGroups, Save kSave, Finish kFinish, Norm kNorm>
   static constexpr bool kPeels = kInPairs<F, T, kSave> && kSave == Save::nothing && !kHasBias;
   static constexpr bool kTimesLog2e = kPeels || kInLog2e<F, T, kSave, kFinish>;
   static constexpr uint32_t kWarps = 4 * kGroups, kAllWarps = linear_output_threads<kGroups, kNorm>() / 32;
-  // With weight norm: the first of the warps that form W, and the number of threads from this warp on; a gain of all
-  // layers' for each.
+  // With weight norm: the first of the warps that form W, the number of threads from this warp on, and the number of
+  // gains that each of these threads loads.
   static constexpr uint32_t kForms = kNorm == Norm::aside ? kAllWarps - 8 : 0;
   static constexpr uint32_t kFormers = 32 * (kAllWarps - kForms);
   static constexpr uint32_t kEach = (kLinearOutputLayers * kWidth + kFormers - 1) / kFormers;

@@ -33,8 +33,8 @@ struct Arguments {
   bool activate_last = false;
   int chunks = 0, splits = 0;                   // parts of the rows, for the sums
   float *part = nullptr, *bias_part = nullptr;  // (layer, split, block of the pair): kPartFloats, kSquare
-  // Counters of the blocks whose dz has been written, and for each layer and block of the pair of the blocks whose
-  // parts have been written.
+  // From the second on, for each layer and block of the pair, a counter of the blocks whose parts have been written.
+  // The first counter is not used.
   uint64_t* counter = nullptr;
 };
 struct LaunchAt : ChainLaunch {

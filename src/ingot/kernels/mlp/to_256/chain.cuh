@@ -117,7 +117,7 @@ template <class T, Slope kSlope> struct ChainBlock {
     if (n > 0)
       for (int g = 0; g < kGroups; ++g) store(g, 0), store(g, 1);
     ptx::bulk_wait_group<0>();
-    ptx::fence_proxy_async();  // announces these completed copies to further blocks
+    ptx::fence_proxy_async();  // orders these completed copies before later reads of the results
   }
 
   // --- the products, by a warpgroup

@@ -1,6 +1,6 @@
 #pragma once
-// The shared memory of the backward variant up to 256 wide. The sums start where the chain's tiles and weights were,
-// once the chain is done; barriers have places of their own.
+// The shared memory of the backward variant up to 256 wide. The kernels of the chain and of the sums have one layout:
+// the buffers of the sums take the place of the chain's tiles and weights, and barriers have places of their own.
 #include "ingot/kernels/mlp/to_256/ring.cuh"
 
 namespace ingot::cuda::to_256_backward {

@@ -19,7 +19,7 @@ constexpr int kMaxTeams = 36;
 // The division of layers of at most two halves.
 template <int kColumns> struct Cut {
   static constexpr int kHalf = kColumns;                                   // columns of a product's sums
-  static constexpr int kHalfPanels = (kHalf + kMlpPanel - 1) / kMlpPanel;  // fetched for these rows
+  static constexpr int kHalfPanels = (kHalf + kMlpPanel - 1) / kMlpPanel;  // fetched for a half
   static constexpr int kPanels = 2 * kHalf / kMlpPanel;                    // of the widest layer
   static constexpr int kSumGroups = kHalf > 192 ? 2 : 3;                   // warpgroups of a summing block
   static constexpr int kSquare = kMlpPanel * kSumGroups;                   // rows of its dW

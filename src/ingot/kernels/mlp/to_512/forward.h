@@ -11,7 +11,8 @@ template <class T> void launch_mlp_to_512_few_rows(const Mlp& m, int cluster, St
 // The number of columns of a layer per pass, with one pass or two: the smallest sufficient of 160, 192, 224 and 256.
 int mlp_to_512_pass(int64_t widest);
 
-// The number of blocks per 64 rows on a GPU with `sms` SMs: 8, 4 or 2, if all blocks can run at once.
+// The number of blocks per 64 rows on a GPU with `sms` SMs: 8 where all blocks together need at most a quarter of the
+// SMs, else 4 where all blocks can run at once, else 2.
 int mlp_to_512_cluster(int64_t rows, int sms);
 
 }  // namespace ingot::cuda

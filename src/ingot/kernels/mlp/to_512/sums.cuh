@@ -140,8 +140,7 @@ template <class T, class Cut> struct SumBlock {
   }
   __device__ __forceinline__ void sum() {
     each_task([&](const Task& task) {
-      // The sums are set to zero here; a first product that ignores the old sums would be a choice at run time, for
-      // which the compiler would keep extra registers where the chain precedes.
+      // The sums are set to zero here, because a first product that ignores the old sums would be a choice at run time.
       float dw[kHalf / 2] = {}, db[2] = {};
       add_rows(task, dw, db);
       put_part(task, dw, db);
