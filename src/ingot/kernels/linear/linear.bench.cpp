@@ -15,7 +15,8 @@ using testing::BenchCase;
 using testing::Buffer;
 
 // The products of one model's training step: T tokens, every (N, K) of its weights. A step multiplies wide matrices by
-// blocks of 1,024 tokens (models/gpt/buffers.h), and a head of 8,192 columns by chunks of 256 (kernels/cross_entropy).
+// blocks of 1,024 tokens (models/gpt/buffers.h), and a head of 8,192 columns by chunks of at most 512 tokens
+// (kernels/cross_entropy/cross_entropy.cpp). The case "chunk" has 256 tokens.
 struct Model {
   const char* name;
   int64_t tokens;

@@ -78,7 +78,7 @@ struct CaseList {
                        .weight_norm = true,
                        .keep = keeps[(depth + (act == act_of<Silu>)) % 3]});
   }
-  // Every depth with its values kept, over more tiles than a cluster of blocks takes at once.
+  // Every depth with its values kept, over 196 to 637 rows: several tiles of 64 rows, mostly with a partial last one.
   void many_tiles_with_values_kept() {
     for (size_t depth = 1; depth <= 8; ++depth)
       for (bool activate_last : {false, true})
@@ -365,7 +365,7 @@ inline void Problem::fill(uint64_t seed) {
     const double scale = 1.5 / std::sqrt(squares / double(some * n) + 1e-9);
     for (double& v : weight) v *= scale;
     testing::assign(w[l].host(), weight);
-    if (c.weight_norm) {  // g = |v| keeps W unchanged
+    if (c.weight_norm) {  // g = 1.1 |v|, so that W = 1.1 v
       Vector length(n, 0.0);
       for (size_t i = 0; i < n * k; ++i) length[i / k] += weight[i] * weight[i];
       for (double& v : length) v = std::sqrt(v) * 1.1;

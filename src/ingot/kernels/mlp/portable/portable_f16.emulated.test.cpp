@@ -1,4 +1,4 @@
-// The f16 kernels of the portable form on the CPU: partial tiles in every direction, both heights of row tiles, several
+// The f16 kernels of the portable form on the CPU: partial tiles in every direction, all heights of row tiles, several
 // tiles a block, split sums and their last arrivals, weight norm, stored and recomputed activations.
 #include "ingot/gpu/emulation/grid.h"
 #include "ingot/kernels/mlp/portable/portable_emulated.test.h"
