@@ -1,6 +1,6 @@
 #pragma once
 // Tensor: a view of memory with a separate owner. A tensor carries dtype, device, shape and strides (in elements),
-// copies in registers, and never frees. Device and Stream state where work happens.
+// is copied by value, and never frees. Device and Stream state where work happens.
 #include <cstdint>
 #include <initializer_list>
 

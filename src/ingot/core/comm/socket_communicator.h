@@ -29,8 +29,8 @@ class SocketCommunicator final : public Communicator {
   double deadline() const;
   // Throws where a rank has ended; does not wait.
   void check_alive();
-  // Throws a LostRank with the ranks that do not enter this call within a few seconds. The connected ranks receive the
-  // reason first.
+  // Throws a LostRank that names the ranks that do not enter this call within ten seconds, or where all enter it, a
+  // LostRank with the message `what`. The connected ranks receive the reason first.
   [[noreturn]] void fail_by_roll_call(const std::string& what);
 
  private:

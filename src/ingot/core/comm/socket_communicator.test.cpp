@@ -223,7 +223,7 @@ TEST(socket_communicator, a_rank_that_never_connects_is_named) {
   }
 }
 
-// Strangers connect and say nothing, or nonsense; the ranks still meet.
+// A rank of another run, one of four ranks, connects again and again; the two ranks of this run still meet.
 TEST(socket_communicator, connections_of_other_programs_do_not_disturb) {
   const LocalListener meet = listen_locally();
   std::atomic<bool> done{false};

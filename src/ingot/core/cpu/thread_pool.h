@@ -37,8 +37,8 @@ template <class Body> void parallel_for(int64_t n, int64_t grain, Body&& body) {
   });
 }
 
-// 64-byte aligned memory of the calling thread, valid until its next scratch() call with the same slot. The memory
-// grows to the largest request and stays, so CPU kernels allocate nothing in the steady state.
+// 64-byte aligned memory of the calling thread, valid until its next thread_scratch() call with the same slot. The
+// memory grows to the largest request and stays, so CPU kernels allocate nothing in the steady state.
 void* thread_scratch(int slot, int64_t bytes);
 constexpr int kScratchSlots = 8;  // slots 0 to 3 are free for ops
 // kernels/linear keeps its packed operands here, so any op can call a product.
