@@ -176,7 +176,7 @@ __attribute__((noinline)) void pack_lanes(const float* from, const LaneRows& lan
     for (int i = 0; i < W; ++i) m[i] = i < live ? load_some(base[i] + c, d - c) * factor : F{};
     put(m, d - c);
   }
-  for (; rows && c < pd; c += W)  // the padding is one whole vector
+  for (; rows && c < pd; c += W)  // the padding beyond: whole vectors
     for (int i = 0; i < W; ++i) store(rows + i * pd + c, F{});
 }
 // to[lane][c] = from[c][lane] * factor[lane]
@@ -470,7 +470,7 @@ void load_block(const AttentionBackwardTask& t, Block& b) {
   }
 }
 
-// Scores to p, and dp to ds, for rows [from, to) of the tile beginning at key `first`; the remaining rows become 0.
+// Turns scores into p, and dp into ds, in `rows` of the tile that begins at key `first`. The other rows become 0.
 template <int V>
 INGOT_SIMD_INLINE void weigh_backward(const AttentionBackwardTask& t, const Block& b, int64_t at,
                                       const PanelMask<V>& mask, int64_t first, int64_t keys, Range rows) {

@@ -1,5 +1,5 @@
 #pragma once
-// The arguments that attention.cpp passes to attention.simd.cpp: plain structs, one per task. All strides are in
+// The arguments that attention_tiles.cpp passes to attention.simd.cpp: plain structs, one per task. All strides are in
 // elements.
 // A task works on a segment and a key head. The query rows of the heads that share this key head are its lanes: lane l
 // is query l / group of head l % group, so neighbouring lanes see nearly the same keys, and a vector holds several
@@ -17,7 +17,7 @@ struct AttentionMask {
 
 struct AttentionTask {
   const float *q, *k, *v;  // first query of the segment and first head of the group; first key
-  const float *k2, *v2;    // index of the first key that lies after the ring's wrap to its first row
+  const float *k2, *v2;    // the ring's first row, which holds key `wrap` and is followed by the later keys
   const float* sinks;      // of the group's heads, or null
   float *out, *lse;        // as q; lse: first query of the group's first head, or null
   int64_t q_row, q_head, k_row, v_row, out_row, out_head, lse_head;

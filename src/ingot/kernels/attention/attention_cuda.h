@@ -12,7 +12,8 @@ namespace ingot::cuda {
 void check_gpu_vectors(const char* op, const char* name, const Tensor& t);
 
 inline attention_parts::Strides strides_of(const Tensor& t) { return {t.stride[0], t.stride[1]}; }
-// The number of heads whose keys and values of a segment of medium length stay in L2 while its tiles are computed.
+// The number of query heads whose keys and values, in a segment of mean length, stay in L2 together while the tiles of
+// the segment are computed.
 int heads_in_set(const Tensor& q, const Tensor& k, int64_t segments);
 
 // The walk over tiles of `rows` queries.

@@ -118,7 +118,7 @@ template <class On> struct AttentionOperands {
           sums[size_t((i * c.heads + h) * c.d + x0)] *= std::exp(log_count[size_t(h * tokens + i)]);
     return sums;
   }
-  // A power of two that no score exceeds (by Cauchy-Schwarz).
+  // A bound of |score| log2(e) over all scores (by Cauchy-Schwarz). 1.45 is log2(e), rounded up.
   double largest_score() const {
     const auto longest = [&](const Tensor& t) {
       const auto x = values(t);

@@ -2,8 +2,8 @@
 // Attention's forward kernel for Hopper. One block per SM takes tiles of queries of a head in turn. A warp loads Q,
 // then K and V through a ring, a step of keys at a time, from the last visible step of the tile to the first, and runs
 // ahead into the next tile. Each of two or three warpgroups takes 64 of the tile's queries: S = Q K^T in registers,
-// softmax in place, and P, packed, is the register operand of O += P V. The next step's product S runs during this
-// step's softmax, and so do the products of the other warpgroups.
+// softmax in place, and P, packed, is the register operand of O += P V. The product S of a step runs together with the
+// product P V of the preceding step. The softmax runs during that product P V and the products of other warpgroups.
 #include "ingot/gpu/ptx/address.cuh"
 #include "ingot/gpu/ptx/barrier.cuh"
 #include "ingot/gpu/ptx/math.cuh"

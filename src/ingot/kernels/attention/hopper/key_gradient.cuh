@@ -106,7 +106,7 @@ template <class F, bool kDv, bool kDk> struct KeyGradient {
       end_sums();
       if (key_tile.steps > 0) compute_query_sums();
     }
-    if constexpr (F::kAddsQueries) key_tile = memory.tile;  // registers hold the parts needed by the steps
+    if constexpr (F::kAddsQueries) key_tile = memory.tile;  // read again to free registers during the steps
     release(&memory.kv_empty);
     end_sums();
     if (has_before) release(&memory.q_empty[stage_before()]);

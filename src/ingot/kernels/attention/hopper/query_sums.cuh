@@ -106,7 +106,7 @@ template <class F> struct QuerySums {
 #pragma unroll
     for (int j = 0; j < 8; ++j) ptx::add_relaxed(to + j * 512, dq[4 * j], dq[4 * j + 1], dq[4 * j + 2], dq[4 * j + 3]);
   }
-  // Adds the sums of the step of queries from `first_` on, head `head_` of all heads.
+  // Counts the step just shared, and keeps for add() the step's head (of all heads) and first query.
   __device__ __forceinline__ void next(int head_, int first_) {
     head = head_, first = first_;
     ++steps;

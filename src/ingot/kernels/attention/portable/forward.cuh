@@ -123,8 +123,8 @@ template <class F> struct ForwardTile {
     for (int i = 0; i < F::kWidth / 16; ++i) multiply_columns<T, F::kKeys, F::kKeys>(s, q, right, i);
   }
 
-  // Turns the scores of step n into powers. A row's reference is raised only where a score exceeds it by more than a
-  // factor of 2^kSlack: until then neither the sums nor O need another factor.
+  // Turns the scores of step n into powers relative to each row's reference. The reference is raised only where a power
+  // would exceed 2^kSlack: until then neither the sums nor O need another factor.
   static constexpr float kSlack = 8;
   __device__ __forceinline__ void softmax(int n) {
     if (is_capped()) {

@@ -12,8 +12,8 @@
 
 namespace ingot::cuda::attention_portable {
 
-// kHeldK, kHeldV: a warp's rows of K, of V are kept in registers; with both, Q and dO take their memory if it is large
-// enough. kApart: a group of warps for dV and one for dK.
+// kHeldK, kHeldV: a warp keeps its rows of K, of V in registers. With both, K and V first lie in the memory of the
+// stages of Q and dO, if that memory is large enough. kApart: a group of warps for dV and one for dK.
 template <class T_, int kWidth_, int kTiles_, int kQueries_, bool kHeldK_, bool kHeldV_, int kStages_, bool kApart_,
           int kBlocks_>
 struct KeyGradientForm {
@@ -21,7 +21,8 @@ struct KeyGradientForm {
   static constexpr int kWidth = kWidth_, kTiles = kTiles_, kQueries = kQueries_, kStages = kStages_, kBlocks = kBlocks_;
   static constexpr bool kHeldK = kHeldK_, kHeldV = kHeldV_, kApart = kApart_;
   static constexpr int kWarps = 4, kThreads = 32 * kWarps * (kApart ? 2 : 1), kKeys = 16 * kTiles * kWarps;
-  // K and V lie in the last stages at first; in those after the first stage, Q and dO need not wait for them.
+  // kShared: K and V first lie in the memory of the last stages. kEarly: K and V leave the first stage free, so the
+  // copies of Q and dO into it can begin before K and V are in registers.
   static constexpr bool kShared = kHeldK && kHeldV && kKeys <= kStages * kQueries;
   static constexpr bool kEarly = kKeys <= (kStages - 1) * kQueries;
 };

@@ -8,15 +8,16 @@
 
 namespace ingot::cuda::attention_portable {
 
-// kStages: stages of K and V. kHeld: a warp's rows of Q and dO are kept in registers, and K and V take their memory if
-// it is large enough.
+// kStages: stages of K and V. kHeld: a warp keeps its rows of Q and dO in registers, and Q and dO first lie in the
+// memory of the stages, if that memory is large enough.
 template <class T_, int kWidth_, int kTiles_, int kKeys_, bool kHeld_, int kStages_, int kBlocks_>
 struct QueryGradientForm {
   using T = T_;
   static constexpr int kWidth = kWidth_, kTiles = kTiles_, kKeys = kKeys_, kStages = kStages_, kBlocks = kBlocks_;
   static constexpr bool kHeld = kHeld_;
   static constexpr int kWarps = 4, kThreads = 32 * kWarps, kRows = 16 * kTiles * kWarps;
-  // Q and dO lie in the last stages at first; in those after the first stage, K and V need not wait for them.
+  // kShared: Q and dO first lie in the memory of the last stages. kEarly: Q and dO leave the first stage free, so the
+  // copies of K and V into it can begin before Q and dO are in registers.
   static constexpr bool kShared = kHeld && kRows <= kStages * kKeys, kEarly = kRows <= (kStages - 1) * kKeys;
 };
 template <class F> struct QueryGradientMemory {
