@@ -1,8 +1,6 @@
 #pragma once
-// A sum of two tensors in place.
-// All tensors (T, C) with any row stride unless stated; vectors (C) hold one factor per channel. Gradients of vectors
-// and scalars accumulate; each is summed over tokens in a fixed order. On a GPU matrices may be bf16 or f16, beside f32
-// vectors and scalars.
+// A weighted sum of two tensors in place. Both are (T, C), of one dtype, with any row stride: f32 or f64 on a CPU; f32,
+// bf16 or f16 on a GPU.
 #include "ingot/core/tensor.h"
 
 namespace ingot {

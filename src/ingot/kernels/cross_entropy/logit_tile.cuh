@@ -11,7 +11,7 @@
 namespace ingot::cuda::logit_tile {
 
 constexpr gemm::Tile kTile = gemm::kPairs128;
-constexpr int kSums = kTile.n / 2;  // sums of a thread in 64 rows of a tile: half of each of two rows
+constexpr int kSums = kTile.n / 2;  // sums of a thread in 64 rows of a tile: a quarter of each of two rows
 
 template <class Core, class Part> struct Params {
   typename Core::Target kept;

@@ -6,7 +6,8 @@ namespace ingot::cuda {
 
 constexpr float kLog2e = 1.44269504088896f;
 
-// softcap * tanh(l / softcap) by two special functions, 2^-21 of the cap at most; l itself without a cap.
+// softcap * tanh(l / softcap) by two special functions, with an error of 2^-21 of the cap at most; l itself without a
+// cap.
 struct Cap {
   float cap, rate, inverse;  // rate: 2 log2(e) / cap
   __device__ explicit Cap(float softcap)

@@ -71,8 +71,8 @@ struct ScatterParams {
 };
 struct ScatterMemory {
   float sums[kOwnIds][kColumns];
-  int32_t token[kChunk];  // index in the chunk, then the number among the block's ids
-  int8_t which[kChunk];
+  int32_t token[kChunk];  // index in the chunk
+  int8_t which[kChunk];   // number of the token's id among the block's ids
   int32_t of_warps[kThreads / 32];
 };
 // Lists the chunk's tokens whose id is the block's own, in order; returns how many.

@@ -70,7 +70,7 @@ template <WeightFormat F, int kRows> __device__ __forceinline__ Span span_of(con
   return {first, (count + kWeightTiles - 1) / kWeightTiles};
 }
 
-// Claims a tile. Called by one warp, where tiles are claimed.
+// The number of tiles of all groups. Called by one warp, and only where blocks claim their tiles.
 template <int kTileBands> __device__ __forceinline__ uint32_t count_tiles(const Params& p, const int32_t* offsets) {
   const Walk walk = walk_of<kTileBands>(p, offsets);
   uint32_t tiles = 0;

@@ -27,7 +27,8 @@ struct Walk {
     return rows <= tile_rows ? rows > 0 : (rows + tile_rows - 1) / tile_rows;
   }
   INGOT_HD uint32_t tiles_of(uint32_t g) const { return across(g) * band_tiles; }
-  // Writes tile `next_tile`. The caller increases next_tile between calls, by `step` or by a claim.
+  // Writes tile `next_tile` to t, then adds `step` to next_tile; false where no such tile exists. Where blocks claim
+  // tiles, `step` is 0 and the caller sets next_tile between calls.
   INGOT_HD bool next(Tile& t) {
     for (; group < groups; ++group) {
       const uint32_t begin = uint32_t(offsets[group]), end = uint32_t(offsets[group + 1]), wide = across(group);
@@ -92,8 +93,8 @@ inline TileShape pick_tile(int64_t rows, int64_t groups, int64_t row_tiles, int6
     if (time_of(t) < time_of(best) && !(gated && t.row_tiles != int(kBands))) best = t;
   return best;
 }
-// The widths of the portable kernels in rows of x, and the greatest width for a format. The sums of a tile of 128 rows
-// of weights by 192 rows of x, or of a larger tile, would leave no registers.
+// The widths of the portable kernels in rows of x, and the greatest width for a format. A tile has 256 rows of weights;
+// with 192 rows of x, its sums would leave too few registers.
 constexpr int kPortableWidths[] = {16, 48, 96};
 constexpr int portable_widest(WeightFormat f) { return f == WeightFormat::bf16 ? 128 : 176; }
 // The choice: for several groups the width with which nearly every group is one tile, and for groups of many rows the

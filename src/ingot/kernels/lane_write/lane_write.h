@@ -8,7 +8,7 @@
 
 namespace ingot {
 
-// Two lanes fed by two branches, attn already scaled by attn_scale and mlp by mlp_scale:
+// Two lanes fed by two branches, a (attention) and b (MLP), both given before their scales are applied:
 //   out0 = r[0] lane0 + p[0,0] scale_a a + p[1,0] scale_b b
 //   out1 = r[1] lane1 + p[0,1] scale_a a + p[1,1] scale_b b
 // r (2) and p (2, 2) are learned scalars; scale_a and scale_b per channel, or left out.

@@ -9,7 +9,7 @@
 namespace ingot {
 
 // y = a * x + b * x0                                    (a, b) per channel: the residual mix
-//   dx (+)= a * dy    dx0 += b * dy    da += sum_t x * dy    db += sum_t x0 * dy
+//   dx = a * dy    dx0 += b * dy    da += sum_t x * dy    db += sum_t x0 * dy
 struct Mix {
   Tensor x, x0, a, b, y;
 };  // y may alias x

@@ -11,7 +11,7 @@ constexpr uint32_t kTokens = 16;  // at most
 // In global memory; n: the largest number of slots, the lesser of E and T k.
 struct Lists {
   uint32_t* count;
-  int32_t* expert;  // (n), in ascending order
+  int32_t* expert;  // (n): of one token in the order of its choices, of several in ascending order
   float* weight;    // (n, 16)
   int32_t* row;     // (n, 16)
 };

@@ -75,7 +75,8 @@ template <class T> struct Gradients {
   int64_t rows = 0, cols = 0;
   bool nesterov = false, row_normalise = false;
 };
-// The matrix to make orthogonal: the gradient plus the momentum, which already includes the gradient.
+// An element of the matrix to make orthogonal: the momentum, which already includes the gradient; with Nesterov, the
+// gradient plus mu times that momentum.
 template <class T> __device__ float moved(const Gradients<T>& a, float g, float momentum, float mu) {
   return a.nesterov ? g + mu * momentum : momentum;
 }

@@ -9,7 +9,7 @@ namespace ingot {
 
 namespace residual {
 constexpr int kMostSums = 6;              // sums over tokens of an op
-constexpr int64_t kMostRowBlocks = 1024;  // four per SM of a large GPU; the same on every GPU
+constexpr int64_t kMostRowBlocks = 1024;  // about eight per SM of an H200; the same on every GPU
 }  // namespace residual
 
 // u8, for (rows, cols); 0 on a CPU, whose threads bring their own.

@@ -2,8 +2,9 @@
 // The operations between two branches of a residual stream in one pass over its rows: a branch is added, the first rows
 // are mixed in, and the rows are normalised for the next branch. The reference is three operations in turn (scaled_add,
 // mix, rmsnorm), each rounding to the rows' type. On a GPU a single kernel computes everything for rows of 16 bits, up
-// to 1,024 wide, without w and with either a branch or x0; all further cases call the three operations. All matrices
-// are (T, C) with any row stride; vectors are (C), f32 beside 16-bit types.
+// to 1,024 wide, without w and with at most one of branch and x0 (backward: of branch and a; also with rstd, and with
+// dsum or more); all further cases call the three operations. All matrices are (T, C) with any row stride; vectors are
+// (C), f32 beside 16-bit types.
 #include "ingot/core/tensor.h"
 #include "ingot/kernels/residual/workspace.h"
 
@@ -25,7 +26,7 @@ void residual_norm(const ResidualNorm& r, Stream stream);
 // with a: dx = a * d, and with x0: dx0 += b * d, da += sum_t x * d, db += sum_t x0 * d; without: dx = d
 // then dx += more: the gradient of a further reader of x
 // with a branch: dbranch = scale * dx, dscale += sum_t branch * dx
-// `m` is the sum with this branch (or x, where rows were mixed).
+// `m` is the norm's input: the mixed rows, or without a mix s of the forward pass. With a mix, `x` is s.
 struct ResidualNormBackward {
   Tensor dy, m, rstd, dsum;         // dsum may be left out
   Tensor w, dw;                     // dw accumulated

@@ -15,12 +15,12 @@ namespace ingot::cuda {
 struct RmsNormConfig {
   bool vectors = true;      // false: elements one by one, two passes over the row; any alignment and length
   int vecs_per_thread = 4;  // 1, 2, 4 or 8; 3 only where rows are kept
-  int rows_per_group = 1;   // 1, or 4 / vecs_per_thread
-  int group = 32;           // threads per row and block, a power of two
+  int rows_per_group = 1;   // 1, or 4 / vecs_per_thread, or kRowPair where rows are kept
+  int group = 32;           // threads per row and block: a power of two; where kept or reread, above 32 whole warps
   int cluster = 1;          // blocks per row; above 1 only with group == threads
   int threads = 128;        // per block
   bool streaming = false;   // loads and stores carry the hint that the data is used once
-  // Tensors larger than L2, a group is a whole block or some lanes of a warp:
+  // For tensors larger than L2 (x and y together). A group is a whole block or some lanes of a warp:
   bool kept = false;    // rows in registers, 2, 3 or 4 vectors per thread, or one vector of each of kRowPair rows
   bool reread = false;  // rows are read twice: 2 vectors per thread with a residual, 4 without
   bool walk = false;    // persistent clusters walk over rows of fp32, 4 vectors per thread
@@ -145,7 +145,7 @@ struct RmsNormBackwardShape {
 };
 
 constexpr int kBackwardElementThreads = 512;
-// The most floats of sums of dw, so that the sums take a few MB for narrow and for wide rows.
+// The most floats of partial sums of dw, so that these sums take 64 MiB at most, whatever the width of the rows.
 constexpr int64_t kPartialFloats = int64_t(1) << 24;
 
 // Between two rows of sums: whole vectors.

@@ -22,7 +22,7 @@ double pair_of_rotations(double rotations, int64_t rotary_dim, double base, doub
 }
 
 // Pairs that turn often within the original context keep their frequency, and the frequency of pairs that turn seldom
-// is divided by `factor`. For the pairs between, the divisor changes on a ramp.
+// is divided by `factor`. For the pairs between, the multiplier of the frequency falls linearly from 1 to 1 / factor.
 void apply_yarn(RopeFrequencies& f, int64_t rotary_dim, double base, const RopeScaling& scaling) {
   INGOT_CHECK(scaling.original_context > 0, "rope: found yarn with original_context ", scaling.original_context,
               ", expected the context the model was trained with");

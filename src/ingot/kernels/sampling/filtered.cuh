@@ -32,8 +32,8 @@ constexpr int kSearchThreads = kFilterThreads < 512 ? kFilterThreads : 512, kBin
 
 // Global memory of one row, which the blocks of its cluster share.
 struct FilterSpace {
-  // The present histogram, the preceding histogram, and the next histogram, which is being set to zero. The three
-  // arrays take these roles in turn.
+  // The present histogram, the preceding histogram, which is being set to zero, and the next histogram, which is zero
+  // already. The three arrays take these roles in turn.
   uint64_t sums[3][kBins];
   uint64_t list[2][kCandidates];  // places of the candidates of top-k and of top-p
   uint32_t listed[2];             // their number

@@ -13,7 +13,7 @@ namespace ingot::sampling {
 using Wide = unsigned __int128;
 
 constexpr int kOctaves = 48;        // an id this far below the likeliest id has the weight 0
-constexpr int kBinsPerOctave = 32;  // for distances above half an octave; smaller distances share one bin
+constexpr int kBinsPerOctave = 32;  // up to kOctaves; beyond, an octave has two bins, and the last bin takes the rest
 constexpr int kBins = 2048;
 
 // Computed in fp32, rounded once by each of the two operations. At least 0, and 0 for the largest logit even where that

@@ -28,8 +28,8 @@ __device__ __forceinline__ float approximate_gate(float gate, float up, float li
 }
 
 // Exchanges a word with the lane whose number differs in one bit: the lane with the bit clear keeps `first` and
-// receives the other lane's `first`; the lane with the bit set keeps and receives `second`. `own` and `others` are in
-// the order of lanes.
+// receives the other lane's `first`; the lane with the bit set keeps and receives `second`. `low` is the word of the
+// lane with the bit clear, `high` that of the lane with the bit set.
 __device__ __forceinline__ void exchange(uint32_t first, uint32_t second, uint32_t bit, bool is_second, uint32_t& low,
                                          uint32_t& high) {
   const uint32_t other = __shfl_xor_sync(~0u, is_second ? first : second, int(bit));
