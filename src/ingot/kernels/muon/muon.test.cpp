@@ -239,8 +239,9 @@ TEST(newton_schulz, singular_values_of_the_result_are_near_one) {
 }
 TEST(newton_schulz, singular_values_from_one_to_a_millionth_come_out_near_the_formula) {
   // On the square, small eigenvalues have an absolute error of some 2^-24 sqrt(terms), multiplied by a^2 per step: 2e-3
-  // after four. This error enters the last polynomial times |b| and is multiplied by singular values below 5e-2, 3.4^4
-  // times the lost ones: 5e-4 at most. Rounding in P, whose norm reaches 3.4^5, adds 500 * 2^-24 sqrt(terms).
+  // after four. This error enters the last polynomial times |b|. It is multiplied by singular values below 5e-2, which
+  // are 3.4^4 times those whose squares the error hides: 5e-4 at most. Rounding in P, whose norm reaches 3.4^5, adds
+  // 500 * 2^-24 sqrt(terms).
   for (const Bank& s : {Bank{1, 24, 96}, Bank{1, 160, 48}, Bank{1, 40, 50}}) {
     const bool tall = s.rows > s.cols;
     const size_t small = size_t(std::min(s.rows, s.cols)), large = size_t(std::max(s.rows, s.cols));

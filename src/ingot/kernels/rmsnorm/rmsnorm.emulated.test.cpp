@@ -68,7 +68,8 @@ TEST(RmsNormEmulated, AgreesWithTheFp64LoopUnderItsOwnConfigurations) {
   check({.rows = 0, .cols = 64});
 }
 
-// Weights are loaded after the sum where a thread holds more than two vectors, in two parts where a thread holds eight.
+// Weights are loaded after the sum where a thread holds more than two vectors: two vectors of f32 weights at a time, or
+// one where a thread holds eight vectors.
 TEST(RmsNormEmulated, AgreesWithSeveralVectorsAThread) {
   struct Held {
     int vecs, rows;

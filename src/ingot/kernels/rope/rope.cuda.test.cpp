@@ -491,7 +491,7 @@ TEST_F(RopeCuda, RepeatsBitForBitInAGraphOnASideStream) {
   Operands alone(c), graphed(c);
   for (Operands* o : {&alone, &graphed}) o->upload();
   constexpr int kRounds = 50;
-  // Rotates in place and back: each step needs the result of the preceding step, and the gain's gradient accumulates.
+  // Rotates x and back into x: each step needs the result of the preceding step, and the gain's gradient accumulates.
   const auto round = [](const Operands& o, Stream stream) {
     rope(o.rope_op(o.x, o.rotated), stream);
     rope_backward(o.rope_op(o.rotated, o.x), stream);
@@ -594,9 +594,9 @@ TEST_F(RopeCuda, APositionOutsideOfTheTableTakesItsLastRow) {
       for (double v : values(b->host())) all.push_back(v);
     return all;
   };
-  for (const Case& c : {Case{.tokens = 7, .heads = 3, .d = 64, .rotary = 64},       // one head per thread
+  for (const Case& c : {Case{.tokens = 7, .heads = 3, .d = 64, .rotary = 64},       // two vectors per lane
                         Case{.tokens = 7, .heads = 3, .d = 64, .rotary = 16},       // the spread layout
-                        Case{.tokens = 3000, .heads = 8, .d = 128, .rotary = 128},  // threads walk over tokens
+                        Case{.tokens = 3000, .heads = 8, .d = 128, .rotary = 128},  // forward without a walk
                         Case{.tokens = 7, .heads = 3, .d = 64, .rotary = 64, .interleaved = true},
                         Case{.tokens = 7, .heads = 3, .d = 21, .rotary = 6}})  // element by element
     EXPECT_EQ(all_of(c, outside), all_of(c, inside)) << c.tokens << " x " << c.heads << " x " << c.d;

@@ -55,7 +55,7 @@ TEST(RopeFrequencies, YarnRoundsTheRampOnlyOnRequest) {
   EXPECT_EQ(rope_frequencies(64, 150000, scaling).amplitude, 1);
 }
 
-// Of a small base the slow end of the ramp lies behind the last pair.
+// With a small base, the slow end of the ramp lies beyond the last pair.
 TEST(RopeFrequencies, YarnsRampMayEndBehindTheLastPair) {
   const RopeFrequencies f =
       rope_frequencies(64, 500, {.kind = RopeScaling::yarn, .factor = 8, .original_context = 4096});

@@ -11,7 +11,7 @@
 
 namespace ingot::sampling_cases {
 
-// The tolerance for sums of V doubles in two different orders.
+// The tolerance allows for sums of V doubles that the two backends add in different orders.
 template <class B, class Call>
 void logprobs_are_the_cpus(int64_t largest, Call&& call, int64_t (*bytes)(int64_t, int64_t, int64_t)) {
   for (const int64_t V : {int64_t(1), int64_t(37), int64_t(3000), largest})

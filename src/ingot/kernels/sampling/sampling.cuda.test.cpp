@@ -17,8 +17,10 @@ TEST_F(SamplingCuda, TokensOfTwoRowsAreTheCpus) {
 TEST_F(SamplingCuda, CutsAmongEqualLogitsAreTheCpus) {
   sampling_cases::cuts_among_equal_logits_are_the_cpus<DeviceBuffer>(bytes_on_gpu, on_gpu);
 }
-// For compute-sanitizer. Under racecheck a test with one launch whose rows have eight blocks each (up to 16 rows on an
-// H200) took 98 s, RowsWithoutADistributionGiveMinusOneSmall; two tests with two launches of four blocks took 37 s.
+// For compute-sanitizer. Racecheck is slow where rows with filters have many blocks. On an H200 it took 98 s for
+// RowsWithoutADistributionGiveMinusOneSmall, which has one launch with four such rows, and 37 s for the two tests of 18
+// rows. The more rows, the fewer blocks each has: with the clusters of an H200 that sampling.test.cpp lists,
+// pick_filter_cluster() gives 16 blocks to each of four rows, and five to each of 18 rows.
 constexpr int64_t kRowsOfFourBlocks = 18;
 TEST_F(SamplingCuda, SomeTokensAreTheCpusSmall) {
   sampling_cases::tokens_are_the_cpus<DeviceBuffer>(kRowsOfFourBlocks, bytes_on_gpu, on_gpu, 8);

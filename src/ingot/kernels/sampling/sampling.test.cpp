@@ -186,7 +186,8 @@ TEST(SamplingNoise, IsGumbelNoiseToThreeMillionths) {
               1e-4);
 }
 
-// Tests the version with less code, with some ids whose noise needs additional bits.
+// RowNoise computes the noise of one id at a time, by less code than Noise::of(). Some of these ids need additional
+// random bits.
 TEST(SamplingNoise, ARowAtATemperatureHasTheSameNoise) {
   int large = 0;
   for (const uint64_t seed : {uint64_t(0), uint64_t(7), ~uint64_t(5)}) {
@@ -229,7 +230,8 @@ TEST(Sampling, TokensAreTheArgmaxOfLogitsAndNoise) {
 }
 
 TEST(Sampling, IdsOfProbability1eMinus5AreSampledAsOftenAsTheyShould) {
-  // Each of 400 rows has 6,000 unlikely ids beside a likely one; 24 unlikely tokens are expected.
+  // Each of 400 rows has 6,000 unlikely ids beside an id that is 1e5 times as likely. The expected number of unlikely
+  // tokens is 400 * 6,000 / 106,000, or 22.6, which is well within the bounds around 24.
   std::vector<double> logits(6001, 0);
   logits[3000] = std::log(1e5);
   int found = 0;
