@@ -1,6 +1,6 @@
 #pragma once
-// The forward kernels that hold rows in registers, or go element by element, for a single type of x: instantiated by
-// rmsnorm_f32.cu, rmsnorm_f16.cu and rmsnorm_bf16.cu, so that no file takes long to compile.
+// The forward kernels that hold rows in registers, or go element by element. Each type of x has its instances in a
+// generated file of its own (room.cmake), so that no file takes long to compile.
 #include "ingot/core/check.h"
 #include "ingot/core/dispatch.h"
 #include "ingot/gpu/ptx/grid.cuh"
