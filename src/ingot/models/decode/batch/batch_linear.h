@@ -7,9 +7,9 @@
 
 namespace ingot::decode {
 
-// Whether batch_linear() takes this product: one group, y of f32, at most 32 rows, no more weights than 16 row tiles
-// (of each part of K) per multiprocessor, and `add` without parts, on Hopper. With 33 to 64 rows the limit is three
-// such row tiles per multiprocessor, of 64 weight tiles each.
+// Whether batch_linear() takes this product: one group, y of f32, at most 64 rows, and `add` without parts, on Hopper.
+// A multiprocessor multiplies row tiles of one part of K: at most 16 of them for up to 32 rows of x; for 33 to 64 rows
+// at most 3, with at most 64 weight tiles in each.
 bool takes_batch_linear(const GroupedLinear& a);
 void batch_linear(const GroupedLinear& a, Stream stream);
 

@@ -22,7 +22,8 @@ class KeyValueCache {
   bool can_rewind(int64_t length) const;
   void rewind(int64_t length);
   // A copy of the circular caches. As long as the first `length` tokens stay in the cache, restore() returns to these
-  // tokens from any later state, and rewind() can then shorten the sequence to leads_to() tokens.
+  // tokens from any later state, and rewind() can then shorten the sequence to the lengths for which leads_to() is
+  // true.
   struct Snapshot {
     int64_t length = 0, begin = 0;  // tokens begin to length are kept
     Arena memory;                   // in the memory in which the cache lies

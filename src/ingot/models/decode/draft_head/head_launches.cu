@@ -32,7 +32,7 @@ __device__ __forceinline__ float rstd_of(uint32_t C, float eps, float (&parts)[k
   return 1 / sqrtf(block_sum(squares, parts) / float(C) + eps);
 }
 
-// A block for each row. `first`: the column of the boundary's first number.
+// A block for each row. `index`: the number of the boundary among those that the head reads.
 struct Kept {
   KeptStates states;
   const float* x;

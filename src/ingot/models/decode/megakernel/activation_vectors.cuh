@@ -147,9 +147,9 @@ __device__ __forceinline__ void write_expert_vectors(const TokenContext<V>& bloc
       }
   }
 }
-// Publishes `value`, the channel of an even row of gate and up, as part of an activation vector of `down`. Called by
-// whole warps: lane `row` of 16 has channel n in its row 2 (n % 8). Two channels form a word of a vector. The thread
-// with the last channels also publishes the zeros that pad the vector.
+// Publishes `value`, the channel that the thread of an even row of gate and up has computed, as part of an activation
+// vector of `down`. Called by whole warps, with one thread for each row: row 2 n is the gate of channel n. Two channels
+// form a word of a vector. The threads of the last row tile also publish the zeros that pad the vector.
 template <TokenVariant V>
 __device__ __forceinline__ void publish_channel(const TokenContext<V>& block, const EpilogueRow& row, const Matrix& w,
                                                 float value) {

@@ -96,7 +96,7 @@ template <TokenVariant V> __device__ __forceinline__ sampling::Best& best(const 
   return reinterpret_cast<sampling::Best*>(block.head_memory())[thread<V>(Stage::head)];
 }
 // For tests of a missing block: the last block withholds its queries, keys and values. The other blocks wait for these
-// words themselves, and no grid barrier.
+// words, not at a grid barrier.
 template <TokenVariant V> __device__ __forceinline__ bool keeps_qkv_back(const TokenContext<V>& block, uint32_t i) {
   return block.m.token.grid.missing == kGridBarriersPerLayer * i + uint32_t(Stage::qkv) && blockIdx.x == gridDim.x - 1;
 }

@@ -171,8 +171,8 @@ template <TokenVariant V> __device__ __forceinline__ void copy_token(const Token
     if (ends_layer(stage) && ++i < t.count) stage = Stage(int(Stage::qkv) - 1);
   }
 }
-// The loop of this warp in the form where the multiplying warps copy their own weights: the warp only chooses the
-// experts.
+// The loop of a block's last warp in the form where the multiplying warps copy their own weights: this warp copies
+// nothing and only chooses the experts.
 template <TokenVariant V> __device__ __forceinline__ void choose_experts(const TokenContext<V>& block) {
 #pragma unroll 1
   for (uint32_t i = 0; i < block.m.token.count; ++i) router::choose(block, block.layer(i).router, i % 2);

@@ -137,7 +137,7 @@ struct TokenVariant {
   WeightFormat dense, experts;  // the formats of attention and head, and of the experts
   bool traced = false;          // records Grid::trace; needs MXFP4 experts, or bf16 with `family`
   bool ranks = false;           // one GPU of several (Token::ranks); needs MXFP4 experts
-  // The int8 prefilter of the head. The logits that may be the largest, and the greedy token, equal the whole head's
+  // The int8 prefilter of the head. The logits that may be the largest, and the sampled token, equal the whole head's
   // bit for bit; for every other row the kernel writes the upper bound instead of the logit. `token.head.w` holds the
   // codes, and over several GPUs `token.head.y` is this GPU's own memory. Needs dense matrices in bf16, and GPT-OSS's
   // experts in MXFP4.

@@ -1,15 +1,15 @@
 #pragma once
-// Attention as a stage of the token kernel (split_kv_attention.cuh). No grid barrier stands before it: a block waits
-// for the words of its own heads, and signals its completion before its result is visible, because each result word
-// carries an epoch.
+// Attention as a stage of the token kernel (split_kv_attention.cuh). No block waits at the grid barrier before
+// attention: a block waits for the words of its own heads, and signals its completion before its result is visible,
+// because each result word carries an epoch.
 #include "ingot/megakernel/ptx/ring_copies.cuh"
 #include "ingot/models/decode/megakernel/head_norms.cuh"
 #include "ingot/models/decode/megakernel/token_context.cuh"
 
 namespace ingot::decode {
 
-// Resets words that all blocks have read to zero during attention. The blocks without a unit of attention do this where
-// such blocks exist; then only they need a fence at the next grid barrier.
+// Sets to zero, during attention, the words that all blocks have read. The blocks without a unit of attention do this
+// where such blocks exist; then only these blocks need a fence at the next grid barrier.
 template <TokenVariant V>
 __device__ __forceinline__ void clear_used_words(const TokenContext<V>& block, uint32_t layer) {
   const uint32_t units = block.units(layer), first = units < gridDim.x ? units : 0;
@@ -24,7 +24,8 @@ __device__ __forceinline__ void clear_used_words(const TokenContext<V>& block, u
     ptx::store_relaxed(p, uint64_t(0));
 }
 
-// Without the copy engine: calls use(keys, index) for this warp's chunks of a unit, whose keys are read from the cache.
+// Without the copy engine: where the cache holds the keys and values that this warp multiplies in chunk `index` of a
+// unit.
 template <TokenVariant V>
 __device__ __forceinline__ split_kv_attention::CachedKeys<TokenContext<V>::kHeadDim> cached_keys(
     const decode_attention::Params& p, const split_kv_attention::Unit& u, uint32_t index) {
@@ -44,6 +45,7 @@ __device__ __forceinline__ void prefetch_cached_keys(const decode_attention::Par
   const auto c = cached_keys<V>(p, u, index);
   ptx::prefetch_line((threadIdx.x % 32 < 16 ? c.keys : c.values) + c.offset(of));
 }
+// Without the copy engine: calls use(keys, index) for this team's chunks of a unit, whose keys are read from the cache.
 template <TokenVariant V, class Use>
 __device__ __forceinline__ void read_cached_keys(const TokenContext<V>& block, uint32_t layer, uint32_t unit,
                                                  uint32_t count, Use&& use) {

@@ -24,7 +24,7 @@ template <TokenVariant V> class WarpRequests {
   __device__ __forceinline__ explicit WarpRequests(const TokenContext<V>& block) : block_(block) {}
   // The experts of layer i are chosen.
   __device__ __forceinline__ void allow(uint32_t i) { chosen_layers_ = i + 1; }
-  // Requests a step.
+  // Requests the warp's next step. Returns false where no further step is known.
   __device__ __forceinline__ bool operator()(uint32_t slot) {
     if (left_ == 0 && !find()) return false;
     copy(true, slot, uses_experts(stage_));
@@ -144,12 +144,13 @@ template <TokenVariant V> class WarpWeights {
   megakernel::WarpRing ring_;
 };
 
-// sum += a step times this lane's activation vector from the step on.
+// The bytes of an activation vector that a step multiplies, and where a lane's part of them begins.
 template <WeightFormat F> constexpr uint32_t kStepVectorBytes = weight_tiles::kVectorTileBytes / kTileSteps<F>;
 template <WeightFormat F> __device__ __forceinline__ const char* vector_of_step(const char* vector, uint32_t step) {
   if constexpr (F == WeightFormat::bf16) return vector + step / 2 * 64 + step % 2 * 8;
   return vector + step * kStepVectorBytes<F>;
 }
+// sum += a step times the activation vector, of which `vector` is this lane's part for the step (vector_of_step()).
 template <WeightFormat F>
 __device__ __forceinline__ void multiply_step(const megakernel::WarpStep& w, const char* vector, float (&sum)[1][4]) {
   if constexpr (F == WeightFormat::mxfp4) {

@@ -35,8 +35,8 @@ class DeviceModel {
   static DecoderOptions fit_to_memory(const DecoderSpec& config, const DecoderWeights& weights, DecoderOptions options,
                                       const draft::DraftHead* head = nullptr);
   // Copies the weights; the caller may free them afterwards. f32 matrices become bf16. Too little memory is an error
-  // before any memory is taken. With a head all steps keep the hidden states that the head reads, so that neither the
-  // megakernel nor the row kernel computes them. Error{unsupported} with DeviceHead::unsupported_reason().
+  // before any memory is taken. With a head all steps keep the hidden states that the head reads; the megakernel and
+  // the row kernel, which keep none, then compute no step. Error{unsupported} with DeviceHead::unsupported_reason().
   DeviceModel(const DecoderSpec& config, const DecoderWeights& weights, const DecoderOptions& options,
               const draft::DraftHead* head = nullptr);
   // The same with random weights of these shapes at realistic scale, made on the GPU.
@@ -103,10 +103,10 @@ class DeviceModel {
   void continue_sampling(int64_t n, const sampling::RowNoise& noise, int slot = 0, bool id_alone = false);
   void continue_greedily(int64_t n, int slot = 0, bool id_alone = false) { continue_sampling(n, {}, slot, id_alone); }
   // The most slots of extend_sequences(), which appends one token to each of several slots in one pass over the
-  // weights. Afterwards every slot has its logits and its most likely token. The logits are those of the phased path
-  // or, in steps of many sequences, those of the matrix kernels, which differ from the megakernel's by roundings. The
-  // number of slots chooses the path, also where sample() has started the step of some slots ahead: such a step is
-  // dropped if it took another path. extend() of one slot keeps the result of a step ahead of several slots.
+  // weights. Afterwards every slot has its logits and its most likely token. The logits are those of the row kernel, of
+  // the phased path or, in steps of many sequences, of the matrix kernels, and differ from the megakernel's by
+  // roundings. The number of slots chooses the path, also where sample() has started the step of some slots ahead: such
+  // a step is dropped if it took another path. extend() of one slot keeps the result of a step ahead of several slots.
   int64_t max_sequences() const { return max_sequences_; }
   // For tests and measurements: steps of more sequences than this use the matrix kernels, if these support the model.
   void limit_small_batch(int64_t sequences);
@@ -125,7 +125,7 @@ class DeviceModel {
   // The most rows of sample_drafts(); 1: this model computes no draft steps.
   int64_t draft_rows() const { return std::min<int64_t>(kMostDraftRows, batch()); }
   // Draft steps of different slots, as Decoder::sample_drafts(). Waits for the GPU once, unless a slot's options need
-  // the host. Each slot keeps the tokens of its result except the last one.
+  // the host. Each slot keeps its pending token and the tokens of its result except the last one.
   std::vector<std::vector<SlotSampled>> sample_drafts(std::span<const DraftStep> steps);
   // The parts of sample_drafts(), for several ranks. All ranks record the graph of the step, which may wait for kernels
   // of other GPUs, and start the step's rows. Once all ranks have ended them, the first rank samples, and every other
@@ -134,10 +134,10 @@ class DeviceModel {
   void start_draft_rows(std::span<const DraftStep> steps);
   std::vector<std::vector<SlotSampled>> sample_draft_rows(std::span<const DraftStep> steps);
   void keep_draft_rows(std::span<const DraftStep> steps, std::span<const std::vector<SlotSampled>> sampled);
-  // Guesses up to `most` tokens that follow the slot's tokens and `next`, as far as the context has room. Waits for the
-  // GPU.
   bool has_head() const { return head_ != nullptr; }
   const DeviceHead* head() const { return head_.get(); }
+  // Guesses up to `most` tokens that follow the slot's tokens and `next`, as far as the context has room. Waits for the
+  // GPU.
   std::vector<int32_t> guess(int slot, int32_t next, int64_t most);
   const BatchedSequences& sequences() const { return sequences_; }
   const Buffers& sequences_buffers() const { return sequences_buffers_; }
@@ -182,7 +182,7 @@ class DeviceModel {
     int64_t length = 0, valid_from = 0;             // the circular caches hold the tokens from valid_from on
     bool has_random_cache = false;                  // the cache has been filled by fill_cache_with_random()
     uint32_t vocab = 0;                             // of the last step: only ids below `vocab` were candidates
-    bool id_alone = false;                          // the last step wrote no logits
+    bool id_alone = false;                          // the slot holds no logits of its last token
     sampling::RowNoise sampled_with;                // the noise with which the last step sampled its id
     std::optional<sampling::RowNoise> noise_there;  // the contents of buffers.noise; none: not known
     // A step that was started before the host knew the token that the step appends. The token is counted in `length`

@@ -98,11 +98,11 @@ void DeviceModel::check_logits(const Slot& slot) const {
   INGOT_CHECK(!slot.id_alone, "decode: found a step that computed only the likeliest id, expected a step with logits");
 }
 
-// The slots' memory as tensors of a row each.
 int64_t DeviceModel::bytes_between_slots() const {
   if (slots_.size() == 1) return int64_t(sizeof(float)) * config().vocab;
   return reinterpret_cast<const char*>(buffers(1).state) - reinterpret_cast<const char*>(buffers(0).state);
 }
+// The arrays of `numbers` numbers that all slots have, as the rows of one tensor. `first` is the first slot's array.
 Tensor DeviceModel::rows_of_slots(void* first, DType type, int64_t numbers) const {
   Tensor rows(first, type, {int64_t(slots_.size()), numbers}, {Device::cuda, device_});
   rows.stride[0] = bytes_between_slots() / size_of(type);

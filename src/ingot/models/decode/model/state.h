@@ -86,7 +86,9 @@ struct Buffers {
   float* own_logits;                      // the logits of this GPU, if `logits` is the memory of another GPU
   uint64_t* best;                         // (blocks of the head)
   uint32_t* arrived;                      // (kv_heads + 2): attention's key heads, router, head
-  // The memory of the megakernel. The first and the last array are zero, or nearly zero, between launches.
+  // The words through which the blocks of the megakernel wait for each other and exchange results; zero at first.
+  // Between launches the words keep their contents: the counter continues, an epoch tells old results from new ones,
+  // and the next token resets the words of `sums`.
   uint32_t* grid_barrier;                // of grid barriers
   token_attention::Published attention;  // words with an epoch
   uint32_t* last_epoch;                  // the number of epochs used so far

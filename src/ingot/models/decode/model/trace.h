@@ -23,8 +23,8 @@ struct StageSpan {
 };
 const char* stage_name(uint32_t stage);  // "qkv" to "down", then "head"
 
-// The spans of a launch's trace, whose words were copied from the device: by block, in order. Throws Error{internal} if
-// times decrease.
+// The spans of a launch's trace, whose words were copied from the device: by block, in order. Throws
+// Error{invalid_argument} if times decrease.
 std::vector<StageSpan> spans_of(const megakernel::Trace& trace, std::span<const uint64_t> words);
 // How far the clock of `other` is ahead of the clock of `one`, for the same token: no GPU can receive a part before the
 // part was sent.

@@ -40,7 +40,7 @@ void check_cases(const std::vector<DecodeCase>& cases, bool megakernel) {
     testing::check_decode(t, [&](const DecodeModel& m, int64_t room) {
       gpu =
           std::make_unique<DeviceModel>(m.config, m.weights, DecoderOptions{.context = room, .megakernel = megakernel});
-      gpu->use_megakernel(megakernel);  // also on GPUs whose default are launches
+      gpu->use_megakernel(megakernel);  // also where INGOT_MEGAKERNEL is 0
       return testing::DecodeUnderTest{.extend =
                                           [&, vocab = size_t(m.config.vocab)](std::span<const int32_t> ids) {
                                             gpu->extend(ids, uint32_t(ids.size()));

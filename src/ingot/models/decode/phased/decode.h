@@ -21,7 +21,7 @@ bool has_dense_mlp(const DecoderSpec& config);
 // The number of experts of a layer, and of choices of a token; a dense MLP counts as a single expert.
 int64_t bank_experts(const DecoderSpec& config);
 int64_t bank_choices(const DecoderSpec& config);
-// Tokens of a step that fit into the shared memory of this thread's GPU: 16, 8 or 1.
+// The most tokens of a step that fit into the shared memory of this thread's GPU: 16, or 1 to 8.
 uint32_t max_step_tokens(const DecoderSpec& config);
 
 // Rows of a product of several rows with `cols` columns that fit into that shared memory: 0 to 8.
@@ -69,10 +69,8 @@ void run(const Model& model, const Buffers& buffers, const Step& step, Stream st
 // the first whose sampled token differs from the next row's token.
 void keep_accepted(const BatchedSequences& sequences, const int32_t* sampled, const uint32_t* stop, Stream stream);
 
-// Computes what run() computes for one token (step.T is 1), by the megakernel. If a wait gave up, nothing has been
-// appended; the words that blocks hand over (Buffers::handover_bytes) and the watch must then be reset before the next
-// launch.
 struct LayerStages;  // megakernel.h
+// The arguments of run_megakernel() beside the model, its buffers and the step.
 struct Persistent {
   const LayerStages* layers;  // on the device; stages_of(...) of the same model, buffers and capacity
   gpu::Watch watch;
@@ -80,7 +78,7 @@ struct Persistent {
   int64_t blocks = 0;            // of the grid; 0: as many as can run at once
   megakernel::Trace trace;       // of trace_of(...), where supports_trace(); without words nothing is recorded
   uint32_t missing = ~0u;        // for tests: megakernel::Grid
-  bool prefiltered = false;      // greedy token by Model::prefilter; needs supports_prefilter()
+  bool prefiltered = false;      // the head by Model::prefilter; needs supports_prefilter()
   // In place of `layers`, of a model of the families: family_stages_of(...), on the device.
   const void* family_layers = nullptr;
   const gpu::Limits* limits = nullptr;  // null: of this thread's GPU
@@ -94,15 +92,19 @@ uint32_t grid_barriers_of(const Model& model);
 // A trace of the first `blocks` blocks; `words` is device memory.
 megakernel::Trace trace_of(const Model& model, uint32_t blocks, uint64_t* words);
 // Which models the megakernel takes. GPT-OSS: no rounded inputs of experts (DecoderSpec::e4m3_inputs); heads of at most
-// 64 numbers; one format for attention and head, and one for the experts. The families: one GPU; heads of at most 128
-// numbers, and with experts of more than 64; one format for all matrices. Both: room in an SM's memory for a token's
-// activations and a ring of weights. Without the copy engine: GPT-OSS on one GPU.
+// 64 numbers; one format for attention and head, and one for the experts, over several GPUs MXFP4. The families: one
+// GPU; heads of at most 128 numbers, and with experts of more than 64; one format for all matrices. Both: a multiple of
+// 4 numbers in a head; room in an SM's memory for a token's activations and a ring of weights. Without the copy engine:
+// GPT-OSS on one GPU.
 bool supports_megakernel(const Model& model, const gpu::Limits& limits = gpu::current_limits());
 // Whether a token of the model can be traced: MXFP4 experts, or a family in bf16, on Hopper.
 bool supports_trace(const Model& model, const gpu::Limits& limits = gpu::current_limits());
-// The int8 prefilter needs a model (or a slice with rows of its head) that supports_megakernel(), with a bf16 head and,
-// where the model has experts, MXFP4 experts, on Hopper.
+// The int8 prefilter needs a model (or a slice with rows of its head) that supports_megakernel(), on Hopper: GPT-OSS
+// with a bf16 head and MXFP4 experts, or a family in bf16.
 bool supports_prefilter(const Model& model, const gpu::Limits& limits = gpu::current_limits());
+// Computes what run() computes for one token (step.T is 1), by the megakernel. If a wait gave up, nothing has been
+// appended; the words that blocks hand over (Buffers::handover_bytes) and the watch must then be reset before the next
+// launch.
 void run_megakernel(const Model& model, const Buffers& buffers, const Step& step, const Persistent& how, Stream stream);
 // Which wait gave up, and for which value ("... for the output of layer 3: found 131, ..."). Empty if no wait gave up.
 std::string grid_barrier_report(const gpu::WaitControl& waits, uint32_t layers = 0);

@@ -16,7 +16,7 @@ void add_ranks(const Buffers& buffers, const RankStep& step, Stream stream);
 // Appends the id of the largest logit of all ranks.
 void sample_over_ranks(const Buffers& buffers, const RankStep& step, Stream stream);
 
-// Bytes of the inbox of a slot, which receives from `ranks` ranks; zeros at first.
+// Bytes of the inbox of a GPU, which all slots share and which receives from `ranks` ranks; zeros at first.
 int64_t inbox_bytes(const DecoderSpec& config, uint32_t ranks);
 uint32_t inbox_words(const DecoderSpec& config);  // Exchange::words
 

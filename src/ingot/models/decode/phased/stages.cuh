@@ -61,7 +61,7 @@ __device__ __forceinline__ float rstd_of(const float (&squares)[kWarps][kCols], 
   return 1 / sqrtf(weight_tiles::sum_of<kCols>(squares, j) / float(C) + eps);
 }
 
-// Returns the largest logit of the last row that this thread has computed.
+// Returns the largest of the logits of row T - 1 that this thread has computed.
 template <WeightFormat F, int kCols>
 __device__ __forceinline__ sampling::Best norm_product(const NormProduct& p, At at, weight_tiles::Feed<F>& feed,
                                                        char* vectors) {
@@ -282,7 +282,7 @@ template <int kCols> struct RouterMemory {
   weight_tiles::Sums<kCols> sums;
   float squares[kWarps][kCols];
 };
-// In dynamic shared memory, behind the activation vectors: logits (T, E), chosen (T, k), weights (T, k), first (E + 1).
+// Arrays in dynamic shared memory, one after the other: logits (T, E), chosen (T, k), weights (T, k), first (E + 1).
 struct ChoiceMemory {
   float* logits;
   uint32_t* chosen;

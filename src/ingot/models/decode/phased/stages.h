@@ -63,7 +63,7 @@ inline Gate gate_of(const DecoderSpec& s) {
 }
 // Whether the gate has GPT-OSS's form, for which special kernels exist.
 inline bool is_clamped_gate(const DecoderSpec& s) { return s.gate.up_offset == 1 && s.gate.cubic == 0; }
-// The same with any gate.
+// GateUp with any gate.
 struct GeneralGateUp : GateUp {
   Gate gate;
 };

@@ -1,8 +1,8 @@
 #pragma once
 // The int8 prefilter: a copy of the head in 8 bits beside the bf16 head. The product with the copy reads half the bytes
-// and gives for each row an interval that contains the row's logit, so that only the rows which may have the largest
-// logit are read in bf16 (prefiltered_head.cuh). The logits of these rows are those of the whole head, bit for bit, and
-// so the greedy token is the same.
+// and gives for each row an interval that contains the row's logit, so that only the rows which may be sampled are read
+// in bf16 (prefiltered_head.cuh): those which may have the largest logit, or the largest sum of logit and noise. The
+// logits of these rows are those of the whole head, bit for bit, and so the sampled token is the same.
 // A row w becomes s c with codes c. A code has a sign, three bits of exponent and four of mantissa: +-(1 + m / 16) 2^(e
 // - 7). No code stands for zero, so that a code becomes a bf16 by moving bits alone. Let v be the activation vector
 // that both products take (bf16), |.| the norm of the vector or of a row, and e = w - s c. Then for exact sums
@@ -15,7 +15,7 @@
 // the error of either product is at most g P, and so
 //    |logit - approximation| <= |v| b   of the row, b = |e| + 2 g (|w| + |e|)
 // before both are multiplied by the same positive `output_scale`. Numbers that are flushed to zero on the way are far
-// below 2^-100, which is added (bound_of). Rows that are not finite, or could overflow, have no bound: they are always
+// below 2^-100, which is added (range_of). Rows that are not finite, or could overflow, have no bound: they are always
 // read in bf16. A row whose upper bound is below the lower bound of another row has a strictly smaller logit than that
 // row.
 #include <cmath>

@@ -52,7 +52,8 @@ int64_t lay_out(const DecoderSpec& config, int64_t tokens, bool several, char* m
 // Tokens of a prompt at a time at most: fewer for gates that need PromptBuffers::gate_up.
 int64_t most_prompt_tokens(const DecoderSpec& config);
 
-// Whether the build has the kernels, and the sizes of the heads are multiples of 8, which attention needs.
+// Whether the build has the kernels, the sizes of the heads are multiples of 8, which attention needs, and the numbers
+// of experts and of experts per token are small enough.
 bool prompts_take(const DecoderSpec& config);
 
 // Appends p.ids[0 .. T) after `position` and ends as run() does: with head_rows 1 the logits of the last token and the

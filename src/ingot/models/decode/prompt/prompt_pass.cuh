@@ -43,7 +43,8 @@ struct PromptPass {
   // In a step, output is too small for all multiprocessors, so K is divided in two; b.down has room for both halves.
   bool output_in_halves = parts.empty() && p.T <= int64_t(kMostSequences) && c.experts_per_token >= 2 &&
                           q_width > 3 * kWeightTileCols && !adds_later() && grouped_takes_parts(device());
-  // In a step, one kernel of clusters computes everything between output and the experts' products.
+  // In a step, one kernel of clusters computes the norm, the router and the choice of experts between output and the
+  // experts' products, and for at most kRouted rows it also gathers the rows of the experts.
   bool routes_by_cluster =
       parts.empty() && p.T <= int64_t(kMostSequences) && !adds_later() && gpu::device_limits(device()).hopper &&
       takes_route_rows(uint32_t(c.hidden), uint32_t(stride), uint32_t(c.experts), uint32_t(bank_choices(c)));

@@ -1,11 +1,12 @@
 #pragma once
-// A step of 2 to 8 rows by one persistent kernel with one block per SM. As in the token kernel
+// A step of up to 8 rows by one persistent kernel with one block per SM. As in the token kernel
 // (megakernel/megakernel.cuh), one warp of a block copies weights into a ring, across grid barriers, fifteen warps
 // multiply the weights that have arrived, and blocks publish results as words with ready flags. The differences from
 // the token kernel: all eight columns of the matrix instructions are used; the residual stream stays in global memory
 // as sums; a team of three warps computes a whole unit of work, so that the unit's sum does not depend on how the
-// blocks share the units; the router is a stage of its own; and the distinct experts of all rows are listed once, each
-// with the rows that chose the expert.
+// blocks share the units; the router's logits are computed where a block turns channels of the residual stream into
+// activation vectors of gate and up; and the distinct experts of all rows are listed once, each with the rows that
+// chose the expert.
 //    qkv | attention | output | router, gate and up | down | ... | head
 //
 //   row_context.cuh    a block's memory

@@ -1,6 +1,7 @@
 #pragma once
-// A step of 2 to 8 rows by one persistent kernel (row_kernel.cuh): the next tokens of several sequences, or consecutive
-// tokens of one sequence. The numbers of a row depend neither on the other rows nor on their count, bit for bit.
+// A step of up to 8 rows by one persistent kernel (row_kernel.cuh): the next tokens of several sequences, consecutive
+// tokens of one sequence, or the rows of draft steps. The numbers of a row depend neither on the other rows nor on
+// their count, bit for bit.
 #include "ingot/megakernel/grid_barrier.h"
 #include "ingot/megakernel/weight_stream.h"
 #include "ingot/models/decode/megakernel/megakernel.h"
@@ -11,7 +12,7 @@ namespace ingot::decode {
 
 constexpr uint32_t kKernelRows = 8;  // the number of columns of a matrix instruction
 static_assert(kMostDraftRows <= kKernelRows, "the row kernel computes every draft step");
-// Which steps the row kernel computes. The small-batch kernels compute all other steps.
+// Which steps the row kernel computes. Other kernels compute all other steps.
 enum class RowKernelUse {
   // No step.
   none,
@@ -83,8 +84,8 @@ struct RowLaunch {
   // token needs. Tests use smaller parts.
   uint32_t part_keys = 512;
 };
-// The row kernel needs a model that the megakernel takes, experts in MXFP4, at most 8 experts per token, one GPU, and
-// enough shared memory in an SM.
+// The row kernel needs a model of GPT-OSS that the megakernel takes, experts in MXFP4, at most 128 experts and 8
+// experts per token, a hidden size of at most 4,096, one GPU, and enough shared memory in an SM.
 bool supports_row_kernel(const Model& model);
 // Computes 1 to 8 tokens. With step.sequences the logits of all rows are left in buffers.logits and no token is
 // appended.

@@ -40,8 +40,9 @@ __device__ __forceinline__ void multiply_chunk(const char* chunk, uint32_t first
 }
 
 // Multiplies the units `first` to `end - 1`. vector(unit, row) returns the address of a row's activation vector. The
-// finishing warp requests constants by prepare(unit) before the weights, and calls finish(unit, q, is_column, sums,
-// constants) for the columns q < columns(unit); column q is the one of row row_of(unit, q).
+// finishing warp requests constants by prepare(unit, constants) before the weights, and calls finish(unit, q, row,
+// exists, sums, constants) for the columns q of the unit, where row = row_of(unit, q) is the row of the step to which
+// column q belongs. A lane without a column (q >= columns(unit)) gets exists = false.
 template <WeightFormat F, class Vector, class Prepare, class Columns, class RowOf, class Finish>
 __device__ __forceinline__ void multiply_units(const Context& block, const Matrix& w, const RowSplit& split,
                                                uint32_t first, uint32_t end, megakernel::WeightReader& weights,

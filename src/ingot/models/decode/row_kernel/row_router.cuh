@@ -57,7 +57,7 @@ __device__ __forceinline__ void weigh_choices(const Context& block, const Router
   const uint32_t row = threadIdx.x / 32;
   weigh(m.logits + row * p.w.rows, p.k, m.chosen + row * p.k, m.weights + row * p.k);
 }
-// Prepares the list of experts, which has a mask of rows for each expert. Call before the barrier before choose().
+// Clears the masks of rows, one for each expert, which choose() fills. A barrier must follow before choose().
 __device__ __forceinline__ void clear_masks(const Context& block) {
 #pragma unroll 1
   for (uint32_t e = threadIdx.x; e < block.m.step.experts; e += kTokenThreads) block.choice().first[e] = 0;

@@ -18,7 +18,7 @@ constexpr uint32_t kMostSmallBatch = 16;  // in a step by the small-batch kernel
 struct BatchInput {
   uint32_t count;  // number of sequences; a step by matrix kernels may compute more rows, which belong to no sequence
   uint32_t slot[kMostSequences];
-  int32_t token[kMostSequences];  // -1: the greedy token of the slot's last step
+  int32_t token[kMostSequences];  // -1: the slot's last sampled token, State::tokens[0]
   // Used by parts of prompts (prompt/prompt.h). In an ordinary step each sequence appends one token, and row j is
   // sequence j.
   uint32_t appended[kMostSequences];  // number of tokens that each sequence appends

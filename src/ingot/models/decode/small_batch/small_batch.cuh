@@ -115,9 +115,9 @@ __device__ __forceinline__ void product(const SmallBatchProduct& p, uint32_t slo
 
 // --- gate and up
 
-// The router, computed by all blocks together; each block repeats the final choice for itself. Writes the activation
-// vectors, the experts of the lists and the input of list_tokens() to `memory`; returns the number of expert slots.
-// Waits for earlier kernels.
+// The router, computed by all blocks together; each block repeats the final choice for itself. Copies the activation
+// vectors to `vectors`, writes the chosen experts to `lists` and the input of list_tokens() to `memory`, and returns
+// the number of expert slots. Waits for earlier kernels.
 template <int kCols>
 __device__ __forceinline__ uint32_t choose(const Routed& routed, const GateUp& p, const Normed& x, At at, char* memory,
                                            char* vectors, const routing::Copy& lists) {

@@ -3,8 +3,8 @@
 // archive.
 //     tensor             every rank has key heads with their queries, channels of every expert, and ids of the head
 //     attention_experts  the first rank has all heads and ids, the remaining ranks share the experts' channels
-// Every rank has embedding, norms and router. In a product with shared columns each rank computes a part of the sums,
-// and the first rank adds the bias.
+// Every rank has embedding, norms and router. In a product with shared columns each rank that has columns computes a
+// part of the sums, and the first of these ranks adds the bias.
 #include <vector>
 
 #include "ingot/models/decoder_weights.h"

@@ -31,8 +31,8 @@ __global__ void __launch_bounds__(kThreads) fill_numbers(T* to, int64_t n, float
   }
 }
 
-// One counter of the random generator gives 16 bytes: codes, or e4m3 bytes of all values except NaN. The last `tail`
-// bytes of every `unit` bytes are different: scale bytes of mxfp4, row scales of fp8.
+// One counter of the random generator gives 16 bytes: e2m1 codes, or e4m3 numbers. In every run of `unit` chunks the
+// last `tail` chunks are different: scale bytes of mxfp4, row scales of fp8.
 struct Codes {
   uint8_t* to;
   int64_t chunks;       // chunks of 16 bytes
