@@ -49,7 +49,8 @@ struct DraftRow {
 
 // How to sample. Spans must stay valid during the call. For every token, in this order:
 //   logits of ids below `vocab`;  + bias;  -infinity where `allowed` lacks the id;  then `sampling` (kernels/sampling),
-// with the random number Rng(seed, Purpose::sampling, step + i).uniform(0) for the i-th token of the call.
+// with the noise of each id as a function of (seed, step + i, id) for the i-th token of the call
+// (kernels/sampling/noise.h).
 struct SampleOptions {
   SamplingOptions sampling;
   uint64_t seed = 1;

@@ -90,7 +90,7 @@ enum class DecodePath {
   small_batch,        // a pass over the weights for up to 16 tokens
   prompt,             // many tokens of a prompt by matrix kernels
   megakernel,         // a persistent kernel per token, for GPT-OSS
-  prefilter,          // greedy tokens by a head in 8 bits
+  prefilter,          // the head of the megakernel, after a first pass over its rows in 8 bits
   family_megakernel,  // a persistent kernel per token, for the families: SwiGLU in dense MLPs or in experts
 };
 const char* name_of(DecodePath path);

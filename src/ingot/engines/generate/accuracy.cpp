@@ -14,7 +14,7 @@ double log_sum(const float* logits, int64_t vocab) {
   return std::log(sum) + top;
 }
 
-// The `most` likeliest ids, likeliest first.
+// The kMost likeliest ids, likeliest first.
 constexpr int kMost = 10;
 struct Top {
   int32_t ids[kMost] = {};

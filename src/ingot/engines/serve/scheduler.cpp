@@ -118,8 +118,8 @@ void Scheduler::run() {
   while (step()) {}
 }
 
-// One round: cancelled requests end, waiting requests get slots, one chunk of a prompt is fed, every running answer
-// gets a token. False: the scheduler has ended.
+// One round: cancelled requests end, waiting requests get slots, one chunk of prompts is fed, and every running answer
+// whose client is ready takes a step. False: the scheduler has ended.
 bool Scheduler::step() {
   std::vector<Handle> ended;
   {

@@ -35,7 +35,8 @@ struct ArchivedModel {
 struct AttachedFile {
   std::string name, content;
 };
-// The tokenizer's files beside a checkpoint; the tokenizer of a GGUF file becomes a tokenizer.json.
+// The tokenizer's files beside a checkpoint; the tokenizer of a GGUF file becomes a tokenizer.json, or a
+// tokenizer.model where it is SentencePiece's.
 std::vector<AttachedFile> tokenizer_files(const std::string& from);
 
 // Computes the places of a checkpoint's tensors; without an arena the function only checks and counts.

@@ -47,7 +47,8 @@ class Checkpoint {
   std::map<std::string, StoredTensor> tensors_;
 };
 
-// widen: to f32; turn: (E, K, N) to (E, N, K); scales: none, for bytes of scales; decode: rows of ggml's blocks.
+// none: copied; widen: to f32; turn: (E, K, N) to (E, N, K); scales: copied bytes of MXFP4 scales, of which too large
+// ones are refused; decode: rows of ggml's blocks.
 enum class Change { none, widen, turn, scales, decode };
 // The target format of rows of blocks; mxfp4 in two reads.
 enum class Into { f32, bf16, mx_blocks, mx_scales };

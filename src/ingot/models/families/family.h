@@ -31,15 +31,15 @@ std::string known_families();                                           // their
 // metadata; an archive's description. Error{unsupported} names a key with a value that the spec cannot express.
 DecoderSpec read_family_spec(const std::string& path);
 DecoderSpec family_spec_from_json(const std::string& text, const std::string& where);
-// To an archive, from a directory, a GGUF file or another archive. Returns the archive's bytes.
+// Converts a directory, a GGUF file or another archive to an archive. Returns the archive's size in bytes.
 int64_t convert_family(const std::string& from, const std::string& to, const ConvertOptions& options);
 ArchivedModel archived_family(const std::string& path);
 // The weights without their memory, and the bytes of this memory: from the headers alone.
 DecoderWeights family_shapes(const std::string& path, const DecoderSpec& spec);
 int64_t family_weight_bytes(const std::string& path, const DecoderSpec& spec);
 
-// A directory with a model type other than GPT-OSS's in config.json, a GGUF file of an architecture other than GPT-OSS,
-// or an archive made from one of these.
+// Whether the path is a directory with a model type other than GPT-OSS's in config.json, a GGUF file of an architecture
+// other than GPT-OSS, or an archive made from one of these.
 bool is_family(const std::string& path);
 
 }  // namespace ingot

@@ -173,7 +173,7 @@ GptOssConfig gpt_oss_config_from_json(const std::string& text, const std::string
   if (!own || json.contains("model_type")) must_be(f, "model_type", "gpt_oss");
   visit_sizes([&](const char* key, int64_t& into) { f.require(key, into); }, c, own);
   if (!f.read("num_experts_per_tok", c.experts_per_token)) f.require("experts_per_token", c.experts_per_token);
-  c.head_dim = 64;  // the architecture's width, which differs from hidden / heads; null selects this value too
+  c.head_dim = 64;  // the architecture's width, which differs from hidden / heads; null selects hidden / heads
   if (is_null(json, "head_dim"))
     c.head_dim = c.heads > 0 ? c.hidden / c.heads : 0;
   else

@@ -45,7 +45,8 @@ GptOssConfig gpt_oss_config_from_json(const std::string& text, const std::string
 // where that file exists; from the description in an .ingot archive; from a GGUF file's metadata; or from the shapes in
 // an .iris file, which has no metadata, with the published values for everything else.
 GptOssConfig read_gpt_oss_config(const std::string& path);
-// for a directory with a config.json of this architecture, a directory with only a GGUF file, or a file
+// Whether the path is a directory with a config.json of this architecture, a directory with only a GGUF file, or an
+// archive, an .iris file or a GGUF file. Of such files the architecture is not examined.
 bool is_gpt_oss(const std::string& path);
 // Writes the configuration in the keys of transformers 5, for `info` and for tests.
 std::string to_json(const GptOssConfig& c);

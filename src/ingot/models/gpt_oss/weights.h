@@ -17,7 +17,7 @@ struct GptOssLoad {
   bool passed_on = false;
 };
 // Maps an .ingot archive, or reads a checkpoint in any of its forms: Hugging Face's with mxfp4 blocks and scales,
-// OpenAI's own, an .iris file, a GGUF file (tensors with more than 4 and fewer than 32 bits become bf16), and the form
+// OpenAI's own, an .iris file, a GGUF file (matrices become bf16, except in F32 and for experts in MXFP4), and the form
 // that transformers writes (experts (E, C, 2I) and (E, I, C), transposed here). Every tensor must exist with the
 // config's shape and a supported type, and no tensor may remain unused (except those of layers beyond `layers`). Memory
 // is checked before anything is allocated.

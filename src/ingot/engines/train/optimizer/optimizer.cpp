@@ -16,7 +16,8 @@
 namespace ingot {
 namespace {
 
-// The number of streams in addition to the caller's stream. A GPT has four banks, and no single bank keeps a GPU busy.
+// The number of streams in addition to the caller's stream. A GPT usually has four banks, and no single bank keeps a
+// GPU busy.
 constexpr int kSideStreams = 3;
 
 }  // namespace

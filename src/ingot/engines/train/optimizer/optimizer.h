@@ -92,7 +92,7 @@ class Optimizer {
   OptimizerPlace place_;
   Arena arena_;
   Tensor momentum_, m_, v_, average_, norm_workspace_;
-  std::vector<Tensor> workspaces_;  // of Muon, for each bank
+  std::vector<Tensor> workspaces_;  // of Muon; bank i uses workspace i modulo their number
   Tensor norm_, factor_;            // (1) f64: of the gradient
   Tensor rates_;                    // on a GPU, read by graphs
   Staged staged_;
