@@ -773,7 +773,7 @@ TEST_P(decoder, ids_beyond_the_requested_vocabulary_are_never_sampled) {
   for (const int32_t id : alone(*d, ids_of(1, 9), o, 30)) EXPECT_LT(id, 5);
 }
 
-// A model whose logits turn into NaN after so many tokens.
+// A model that gives a NaN logit after more than five tokens.
 class Breaks final : public testing::FakeDecoder {
  public:
   Breaks() : FakeDecoder({.vocab = 4, .context = 100, .batch = 8, .slots = 2}) {}

@@ -18,8 +18,9 @@ constexpr DecodePath kAllPaths[] = {DecodePath::cpu,    DecodePath::phased,     
 struct Case {
   const char* name;  // in the message
   void (*change)(DecoderSpec& s);
-  bool by_launches = true;  // on all paths of a GPU but the megakernel
-  bool prefilter = true;    // by the int8 prefilter, because the megakernel of dense models computes the property
+  // Which paths compute the changed model; the megakernel of GPT-OSS computes none of the changes.
+  bool by_launches = true;  // the paths of a GPU that launch a kernel for each phase
+  bool prefilter = true;    // the int8 prefilter, which the families' megakernel uses too
   bool on_cpu = true;
 };
 const Case kCases[] = {

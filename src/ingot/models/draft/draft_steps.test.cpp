@@ -314,7 +314,7 @@ TEST_P(DraftSteps, TheNextTurnFindsTheSlotAsStepsWithoutDraftsLeaveIt) {
 }
 
 TEST_P(DraftSteps, KeysThatComeBackIntoTheWindowAfterTruncationAreStillThere) {
-  // The window of 6 keys has passed them by when the whole draft is in the cache.
+  // While the whole draft is in the cache, these keys are older than the window of 6 keys.
   const auto d = decoder();
   const Case c = make_case("greedy", 0, [](Case& x) { x.tokens = emulated() ? 12 : 30; });
   const Ids prompt = ids_of(7, 7);

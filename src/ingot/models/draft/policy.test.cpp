@@ -17,11 +17,11 @@ StepCosts rising(double per_row, int64_t rows = 16) {
   return StepCosts(of);
 }
 
-// Steps with drafts of which each token is accepted with a probability. Returns the tokens per unit of time.
 struct Speed {
   double tokens = 0, time = 0, drafted = 0;
-  double rate() const { return tokens / time; }
+  double rate() const { return tokens / time; }  // tokens per unit of time
 };
+// Simulates steps with drafts. Each token of a draft is accepted with probability p if all tokens before it were.
 Speed simulate(DraftPolicy& policy, const StepCosts& costs, double p, int steps, unsigned seed,
                int64_t available = 15) {
   std::mt19937 random(seed);

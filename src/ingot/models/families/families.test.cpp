@@ -301,7 +301,8 @@ TEST(Families, AHeadThatRotatesOnlyInPartIsRefused) {
 
 // --- checkpoints -------------------------------------------------------------------------------------------------
 
-// A model of two layers whose every number is told by a tensor's name and the number's place.
+// A model of two layers. The integral part of a number is different for each tensor, and the rest counts the numbers of
+// the tensor.
 struct Tiny {
   TemporaryDirectory dir;
   std::map<std::string, std::vector<float>> numbers;
@@ -544,7 +545,8 @@ TEST(Families, DenseMatricesOfACheckpointBecomeAnArchivesAtLoading) {
 
 // --- text --------------------------------------------------------------------------------------------------------
 
-// A tokenizer.json of 5 tokens' bytes cannot be: 256 bytes and two special tokens, in a model with as many rows.
+// A tokenizer.json has a token for each of the 256 bytes, here followed by two special tokens. The tests that use it
+// give the model a larger vocabulary than Tiny's 5 tokens.
 std::string tokenizer_json(const char* post_processor) {
   ByteBpeRules rules;
   for (int b = 0; b < 256; ++b) rules.tokens.push_back(std::string(1, char(b)));

@@ -269,8 +269,8 @@ TEST(gpt, adapter_gradients_match_finite_differences_with_the_base_frozen) {
   }
 }
 
-// Only long documents are folded: neither document of the second case is long enough for q, and one of the third case
-// is too short for k and v.
+// Adapters are folded into a matrix only where all documents are long enough for its shape: neither document of the
+// second case is long enough for golf's q, and one of the third case is too short even for k and v.
 TEST(gpt, adapters_folded_into_weights_of_each_document_give_the_same_losses_and_gradients) {
   const Variant cases[] = {
       {"golf", small_golf(), true}, {"factorised", factorised(), true}, {"nano", small_nano(), false}};

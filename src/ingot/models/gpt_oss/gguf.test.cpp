@@ -64,8 +64,7 @@ std::string encode(const std::vector<float>& x, uint32_t type) {
   }
   return out;
 }
-// Numbers of every expert's rows begin, begin + step, ... of a bank (E, N, K), or all numbers of a tensor without
-// experts.
+// The shape of a tensor and its numbers in row-major order.
 struct Numbers {
   std::vector<int64_t> shape;
   std::vector<float> values;
@@ -87,7 +86,8 @@ Numbers turns_of(const Numbers& all, int64_t begin, int64_t step) {
       for (int64_t k = 0; k < inner; ++k) out.values.push_back(all.values[size_t((e * all.shape[1] + n) * inner + k)]);
   return out;
 }
-// Converts blocks and scales of a checkpoint to ggml's order: a scale, then numbers 0 and 16, 1 and 17, ...
+// Converts rows begin, begin + step, ... of each expert, given as blocks and scales of a checkpoint, to ggml's order:
+// of each block a scale, then numbers 0 and 16, 1 and 17, ...
 std::string mx_of(const Tensor& blocks, const Tensor& scales, int64_t begin, int64_t step) {
   const auto *codes = blocks.ptr<uint8_t>(), *s = scales.ptr<uint8_t>();
   std::string out;

@@ -1,4 +1,5 @@
-// The prefiltered head on the CPU: its bounds hold, and its greedy token is that of the whole head, for every head.
+// The prefiltered head on the CPU: its bounds hold, and the sampled token, greedy or with noise, is that of the whole
+// head.
 #include "ingot/models/decode/prefilter/int8_prefilter.h"
 
 #include <gtest/gtest.h>

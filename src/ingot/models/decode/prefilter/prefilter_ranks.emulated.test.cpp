@@ -1,4 +1,4 @@
-// The prefiltered head over several emulated GPUs: the greedy token equals the whole head's, whichever GPU has the
+// The prefiltered head over several emulated GPUs: the sampled token equals the whole head's, whichever GPU has the
 // token's row.
 #include <gtest/gtest.h>
 

@@ -24,7 +24,8 @@ using testing::take;
 using Ids = std::vector<int32_t>;
 using Rows = std::vector<std::vector<float>>;
 
-// The row kernel computes the draft steps of models that it takes, the small batch's kernels all further ones.
+// With the first value the row kernel computes the draft steps of the models that it takes, and the kernels of small
+// batches compute all other draft steps; with the second value the kernels of small batches compute all draft steps.
 constexpr decode::RowKernelUse kPaths[] = {decode::RowKernelUse::where_faster, decode::RowKernelUse::none};
 class DraftRowsCuda : public testing::GpuTest<> {
  protected:

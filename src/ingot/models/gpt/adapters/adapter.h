@@ -42,7 +42,8 @@ void adapted_linear_backward(std::span<const AdapterCall> adapters, const Tensor
 // segments share, + beta add.
 void multiply_segments(const AdapterCall& call, const Tensor& a, bool transpose_a, const Tensor& b, bool transpose_b,
                        const Tensor& c, double beta, const Tensor& add = {});
-// Whether W + B A is computed for these adapters, where `folded` has room for so many rows.
+// Whether W + B A is computed for these adapters: every document is long enough, and `folded` has room for W's rows and
+// `more_rows` further rows of each document.
 bool adapters_fold(const AdapterCall& c, const Tensor& w, int64_t more_rows = 0);
 
 }  // namespace ingot::detail
