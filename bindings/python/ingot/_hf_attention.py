@@ -109,16 +109,20 @@ def _starts(numbers):
     return starts
 
 
+def _has_holes(real):
+    """Whether the `real` tokens (B, Sk) of some row are not next to each other: a boolean tensor without dimensions."""
+    return ((real[:, 1:] & ~real[:, :-1]).sum(-1) + real[:, 0] > 1).any()
+
+
 def _segments(numbers, queries):
     """Returns (cu_q, cu_k) of the segments that `numbers` (B, Sk) gives: a run of equal numbers in a row is one segment. The queries are the last tokens
     of each row."""
     batch, keys = numbers.shape
     row, at = _starts(numbers).nonzero(as_tuple=True)
-    end = torch.tensor([batch * keys], device=numbers.device)
+    end = torch.full((1,), batch, device=numbers.device)
     # For the queries, a segment that begins before the first query of its row begins at this query.
     first = (at - (keys - queries)).clamp(min=0)
-    cu_k = torch.cat([row * keys + at, end]).to(torch.int32)
-    return torch.cat([row * queries + first, end // keys * queries]).to(torch.int32), cu_k
+    return torch.cat([row * queries + first, end * queries]).to(torch.int32), torch.cat([row * keys + at, end * keys]).to(torch.int32)
 
 
 def _segments_of_real_keys(real, queries):
@@ -136,8 +140,7 @@ def _run_offsets(numbers, unlike):
     if unlike.item():
         raise ValueError('ingot attention under torch.compile: found a mask that is more than causal with a window, packed sequences and padding at the ends of '
                          'rows, expected one of these (attn_implementation="sdpa" takes every mask)')
-    end = torch.tensor([numbers.numel()], device=numbers.device)
-    return torch.cat([_starts(numbers).flatten().nonzero().flatten(), end]).to(torch.int32)
+    return _segments(numbers, numbers.shape[1])[1]
 
 
 def _fake_offsets(numbers, unlike):
@@ -169,8 +172,7 @@ def _traced_mask(batch_size, length, mask_function, padding, dense, window, opti
         numbers, unlike = _traced_numbers(mask_function, batch_size, length, window, options["device"])
     else:
         real = padding.bool()
-        numbers = real.long()
-        unlike = ((real[:, 1:] & ~real[:, :-1]).sum(-1) + real[:, 0] > 1).any()  # tokens of a row that are not next to each other
+        numbers, unlike = real.long(), _has_holes(real)
     offsets = _offsets_op(numbers, unlike)
     return SegmentMask(True, window, offsets, offsets, dense)
 
@@ -211,8 +213,7 @@ def make_mask(batch_size, q_length, kv_length, q_offset=0, kv_offset=0, mask_fun
     if padding is not None:
         real = padding[:, kv_offset:kv_offset + kv_length].bool()
         # The host reads one number per forward pass, as with transformers' own masks.
-        holes = ((real[:, 1:] & ~real[:, :-1]).sum(-1) + real[:, 0] > 1).any()
-        state = (holes + 2 * real.all()).item()
+        state = (_has_holes(real) + 2 * real.all()).item()
         if state == 1:
             return DenseMask(dense(), "the padding has holes: tokens of a row are not next to each other")
         if state == 2 and packed is None:
