@@ -44,6 +44,10 @@ def register_attention():
     sequences and caches that grow. PyTorch computes a layer in the cases that the kernels do not support: dropout, masks of another pattern or made by the
     caller, padding with holes, static caches, and on a GPU types other than bfloat16 and float16. `attention_fallbacks` counts such calls by their reason,
     and the logger "ingot" has a warning for the first of each. output_attentions=True is a NotImplementedError.
+
+    Under torch.compile a causal model without a cache, as in training, refuses padding with holes. Where the call has no padding, the model also refuses
+    masks of another pattern, such as images whose tokens see each other. The refusal is a ValueError of the run, because the compiled graph has no other
+    way to compute the layer.
     """
     _hf_attention.register()
 
