@@ -89,10 +89,15 @@ def expect_offsets(op, name, offsets, rows):
         raise ValueError(f"{op}: {name}: found ({shown}), expected numbers that ascend from 0 to at most {rows}")
 
 
-def expect_positions(op, positions, rows):
-    """`positions` on a CPU must be rows of a table, as in the kernel. Those of a GPU and of a trace are not read."""
-    if positions.device.type == "cpu" and not torch.compiler.is_compiling() and type(positions) is torch.Tensor and positions.numel() > 0:
-        low, high = positions.aminmax()
+def expect_positions(op, positions, cos):
+    """`positions` on a CPU must be rows of the table `cos`, as in the kernel. Those of a GPU and of a trace are not read. Both arguments may be None."""
+    if positions is None or positions.device.type != "cpu" or torch.compiler.is_compiling():
+        return positions
+    values = positions
+    while torch._C._functorch.is_functorch_wrapped_tensor(values):  # torch.vmap does not allow decisions that depend on one of its tensors
+        values = torch._C._functorch.get_unwrapped(values)
+    if type(values) is torch.Tensor and values.numel() > 0:
+        (low, high), rows = values.aminmax(), cos.shape[0]
         if low < 0 or high >= rows:
             raise ValueError(f"{op}: positions: found {int(low if low < 0 else high)}, expected 0 to {rows - 1}, the rows of the table")
     return positions

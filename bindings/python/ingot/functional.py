@@ -368,11 +368,15 @@ def rope_table(positions, dim, base=10000.0, *, scaling="none", factor=1.0, orig
     return cos.to(device), sin.to(device)
 
 
+def _expect_heads(op, x):
+    if x.dim() < 3:
+        raise ValueError(f"{op}: x: found shape {tuple(x.shape)}, expected (..., S, H, D)")
+    _op.expect_float(op, "x", x)
+
+
 def _positions(op, x, positions, cos):
     """Returns (T) int32 for x of (..., S, H, D), from positions per sequence or per token. If positions are left out, they count from 0, up to the length of
     the table."""
-    if x.dim() < 3:
-        raise ValueError(f"{op}: x: found shape {tuple(x.shape)}, expected (..., S, H, D)")
     leading = x.shape[:-2]
     if positions is None:
         if cos.dim() == 2 and leading[-1] > cos.shape[0]:
@@ -396,9 +400,10 @@ def _positions(op, x, positions, cos):
     return positions.to(torch.int32)
 
 
-def _expect_table(op, x, cos, sin):
-    """Refuses an x and a table of `rope_table` that do not go together."""
-    _op.expect_float(op, "x", x)
+def _expect_rotation(op, x, cos, sin, sign):
+    """Refuses a sign that is no direction, and an x and a table of `rope_table` that do not go together."""
+    if not isinstance(sign, _op.INTEGERS) or sign not in (1, -1):
+        raise ValueError(f"{op}: sign: found {sign!r}, expected 1 or -1")
     for name, t in (("cos", cos), ("sin", sin)):
         if t.dtype is not _op.sum_dtype(x.dtype):
             raise ValueError(f"{op}: {name}: found dtype {t.dtype}, expected {_op.sum_dtype(x.dtype)} for x of {x.dtype}")
@@ -422,13 +427,14 @@ def rope(x, cos, sin, positions=None, *, interleaved=False, sign=1):
     if not isinstance(x, torch.Tensor):
         return _untensored("rope", "x", rope, x, cos, sin, positions, interleaved=interleaved, sign=sign)
     _op.expect_tensors("rope", x=x, cos=cos, sin=sin)
+    _expect_heads("rope", x)
     positions = _positions("rope", x, positions, cos)
-    _expect_table("rope", x, cos, sin)
+    _expect_rotation("rope", x, cos, sin, sign)
     way = _DISPATCH if is_dynamo_compiling() else route(x, cos, sin)
     if way == _PLAIN:
         return _rope.run_rope(x, positions, cos, sin, interleaved, sign)
     if _by_formula(cos, sin):
-        return _plain.rope(x, _op.expect_positions("rope", positions, cos.shape[0]), cos, sin, interleaved, sign)
+        return _plain.rope(x, _op.expect_positions("rope", positions, cos), cos, sin, interleaved, sign)
     return _rope.rope_op(x, positions, cos, sin, interleaved, sign)
 
 
@@ -445,8 +451,9 @@ def rope_(x, cos, sin, positions=None, *, interleaved=False, sign=1):
     if not isinstance(x, torch.Tensor):
         raise TypeError(f"rope_: x: found {type(x).__name__}, expected torch.Tensor")
     _op.expect_tensors("rope_", x=x, cos=cos, sin=sin)
+    _expect_heads("rope_", x)
     positions = _positions("rope_", x, positions, cos)
-    _expect_table("rope_", x, cos, sin)
+    _expect_rotation("rope_", x, cos, sin, sign)
     if is_dynamo_compiling() or route(x, cos, sin) != _PLAIN:
         raise NotImplementedError("rope_: found a call that autograd, torch.compile or torch.func follows, expected none (rope can be followed)")
     return _rope.run_rope_(x, positions, cos, sin, interleaved, sign)
@@ -461,18 +468,20 @@ def qk_norm_rope(x, cos=None, sin=None, positions=None, *, gain=None, eps=2.0**-
     if not isinstance(x, torch.Tensor):
         return _untensored("qk_norm_rope", "x", qk_norm_rope, x, cos, sin, positions, gain=gain, eps=eps, interleaved=interleaved, sign=sign)
     _op.expect_tensors_or_none("qk_norm_rope", x=x, cos=cos, sin=sin, gain=gain)
+    _expect_heads("qk_norm_rope", x)
+    eps = _op.number("qk_norm_rope", "eps", eps)
     if (cos is None) != (sin is None):
         raise ValueError(f"qk_norm_rope: {'cos' if cos is None else 'sin'}: found None beside {'sin' if cos is None else 'cos'}, expected both or none")
     positions = None if cos is None else _positions("qk_norm_rope", x, positions, cos)
     if cos is not None:
-        _expect_table("qk_norm_rope", x, cos, sin)
-    if gain is not None and x.dim() >= 2 and (gain.shape != x.shape[-2:-1] or gain.dtype is not _op.sum_dtype(x.dtype) or gain.device != x.device):
+        _expect_rotation("qk_norm_rope", x, cos, sin, sign)
+    if gain is not None and (gain.shape != x.shape[-2:-1] or gain.dtype is not _op.sum_dtype(x.dtype) or gain.device != x.device):
         raise ValueError(f"qk_norm_rope: gain: found {gain.dtype} of {tuple(gain.shape)} on {gain.device}, expected {_op.sum_dtype(x.dtype)} of ({x.shape[-2]},) on {x.device}")
     way = _DISPATCH if is_dynamo_compiling() else route(x, cos, sin, gain)
     if way == _PLAIN:
         return _rope.run_qk_norm_rope(x, positions, cos, sin, gain, eps, interleaved, sign)
     if _by_formula(cos, sin):
-        return _plain.qk_norm_rope(x, positions, cos, sin, gain, eps, interleaved, sign)
+        return _plain.qk_norm_rope(x, _op.expect_positions("qk_norm_rope", positions, cos), cos, sin, gain, eps, interleaved, sign)
     return _rope.qk_norm_rope_op(x, positions, cos, sin, gain, eps, interleaved, sign)
 
 

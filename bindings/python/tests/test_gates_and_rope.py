@@ -380,6 +380,68 @@ def test_qk_norm_rope_is_norm_rotation_and_gain(device):
     assert_near(no_rotation, reference.rms_norm(ox, None, 2.0**-23), 12, "norm alone")
 
 
+def calls_by_formula_and_by_kernel(device):
+    """{how: call(function, x, positions, **options)} for rope and qk_norm_rope: by the kernel, with a table that trains, and in forward mode."""
+    cos, sin = functional.rope_table(3, 4, device=device)
+
+    def forward_mode(function, x, positions, **options):
+        with torch.autograd.forward_ad.dual_level():
+            return function(x, cos, sin, positions, **options)
+
+    return {"kernel": lambda function, x, positions, **options: function(x, cos, sin, positions, **options),
+            "a table that trains": lambda function, x, positions, **options: function(x, cos.clone().requires_grad_(), sin, positions, **options),
+            "forward mode": forward_mode}
+
+
+@pytest.mark.parametrize("how", ("kernel", "a table that trains", "forward mode"))
+@pytest.mark.parametrize("function", (functional.rope, functional.qk_norm_rope))
+def test_the_formula_refuses_the_arguments_that_the_kernel_refuses(device, function, how):
+    x, call = torch.ones(1, 3, 2, 4, device=device), calls_by_formula_and_by_kernel(device)[how]
+    name = function.__name__
+    cases = [((x, torch.zeros(2, dtype=torch.int64, device=device)), {}, r"positions: found shape \(2,\), expected \(1, 3\)"),
+             ((x, torch.zeros(3, device=device)), {}, "positions: found torch.float32, expected integers"),
+             ((x[0, 0], None), {}, r"x: found shape \(2, 4\), expected \(..., S, H, D\)"),
+             ((x.long(), None), {}, "x: found dtype torch.int64, expected"),
+             ((x, None), dict(sign=2), "sign: found 2, expected 1 or -1"),
+             ((x, None), dict(sign=1.0), "sign: found 1.0, expected 1 or -1")]
+    if function is functional.qk_norm_rope:
+        cases.append(((x, None), dict(eps="much"), "eps: found 'much', expected a number"))
+    for arguments, options, message in cases:
+        with pytest.raises(ValueError, match=f"^{name}: {message}"):
+            call(function, *arguments, **options)
+    for wrong in (-1, 3, 2**32 + 1) if DEVICE == "cpu" else ():  # a GPU does not read positions
+        positions = torch.tensor([0, wrong, 1])
+        with pytest.raises(ValueError, match=rf"^{name}: (positions: found|found positions\[1\] =) {min(wrong, 2**31 - 1)}, expected 0 to 2"):
+            call(function, x, positions)
+    assert torch.isfinite(call(function, x, torch.tensor([2, 0, 1], device=device), sign=-1)).all()
+
+
+def test_a_norm_without_a_table_refuses_the_same_in_forward_mode(device):
+    x = torch.ones(3, 2, 4, device=device)
+    for wrong, message in ((x[0], r"found shape \(2, 4\), expected \(..., S, H, D\)"), (x.long(), "found dtype torch.int64, expected")):
+        with pytest.raises(ValueError, match=f"^qk_norm_rope: x: {message}"):
+            functional.qk_norm_rope(wrong)
+        with torch.autograd.forward_ad.dual_level(), pytest.raises(ValueError, match=f"^qk_norm_rope: x: {message}"):
+            functional.qk_norm_rope(wrong)
+
+
+@pytest.mark.parametrize("function", (functional.rope, functional.qk_norm_rope))
+def test_positions_may_be_mapped_in_forward_mode(device, function):
+    (cos, sin), x = functional.rope_table(4, 8, device=device), torch.randn(5, 3, 2, 8, device=device)
+    positions = torch.randint(0, 4, (5, 3), device=device)
+
+    def tangent(x, positions):
+        return torch.func.jvp(lambda x: function(x, cos, sin, positions), (x,), (x.cos(),))[1]
+
+    expected = torch.stack([tangent(*arguments) for arguments in zip(x, positions)])
+    torch.testing.assert_close(torch.func.vmap(tangent)(x, positions), expected)
+    torch.testing.assert_close(torch.func.jvp(lambda x: torch.func.vmap(function, (0, None, None, 0))(x, cos, sin, positions), (x,), (x.cos(),))[1], expected)
+    if DEVICE == "cpu":
+        positions[4, 1] = 4
+        with pytest.raises(ValueError, match=f"^{function.__name__}: positions: found 4, expected 0 to 3"):
+            torch.func.vmap(tangent)(x, positions)
+
+
 def test_rope_tables_take_the_number_of_positions():
     with pytest.raises(TypeError, match="rope_table: positions: found a tensor, expected the number of positions"):
         functional.rope_table(torch.arange(6), 16)
