@@ -187,6 +187,13 @@ class Engine(unittest.TestCase):
         with self.assertRaisesRegex(ValueError, "draft: found 'tree', expected 'none', 'lookup' or the directory of a draft head"):
             ingot.engine.Model(MODEL.model, device="cpu", draft="tree")
 
+    def test_flags_that_are_no_bools_are_refused_by_their_names(self):
+        for options, message in ((dict(quant="no"), "quant: found 'no', expected a bool"), (dict(draft_exact=0), "draft_exact: found 0, expected a bool")):
+            with self.assertRaisesRegex(ValueError, f"^engine: {message}$"):
+                ingot.engine.Model(MODEL.model, device="cpu", **options)
+        with self.assertRaisesRegex(ValueError, "^engine: thoughts: found 'no', expected a bool$"):
+            next(gpt_oss.stream("Hi.", thoughts="no", **GREEDY))
+
     def test_options_of_drafts_that_would_have_no_effect_are_refused(self):
         for options, message in ((dict(draft="lookup", draft_layers=(1, 2)), r"draft_layers: found \(1, 2\), expected \(\) without a draft head"),
                                  (dict(draft="lookup", draft_window=100), "draft_window: found 100, expected 0 without a draft head"),
@@ -339,6 +346,8 @@ class Engine(unittest.TestCase):
                 (ValueError, "engine: stop: found 5, expected text or a list of texts", dict(prompt="Hi.", stop=5)),
                 (ValueError, "engine: on_text: found 5, expected a function or None", dict(prompt="Hi.", on_text=5)),
                 (ValueError, "engine: system: found 'int', expected text", dict(prompt="Hi.", system=5)),
+                (ValueError, "engine: raw: found 'no', expected a bool", dict(prompt="Hi.", raw="no")),
+                (ValueError, "engine: past_end: found 1, expected a bool", dict(prompt="Hi.", past_end=1)),
                 (ValueError, "engine: found a conversation of 800173 tokens, expected fewer than 131072, the context", dict(prompt="Hi. " * 200_000))):
             with self.assertRaisesRegex(error, message) as raised:
                 gpt_oss.generate(**(GREEDY | call))

@@ -5,7 +5,7 @@ import torch
 
 from . import _C, _plain
 from ._second_order import gradients, with_formula
-from ._op import INTEGERS, dense, expect_float, expect_like, expect_offsets, expect_tensors, expect_tensors_or_none, number, register, sum_dtype
+from ._op import INTEGERS, dense, expect_bools, expect_float, expect_like, expect_offsets, expect_tensors, expect_tensors_or_none, number, register, sum_dtype
 
 _SCHEMA = ("Tensor q, Tensor k, Tensor v, Tensor cu_q, Tensor cu_k, Tensor? sinks, float scale, float softcap, int window, bool causal, "
            "bool deterministic, bool regular")
@@ -126,7 +126,8 @@ def _window(op, window_size, causal):
     return (left + 1 if left >= 0 else 0), True
 
 
-def _check(op, q, k, v, dims, dropout_p, alibi_slopes):
+def _check(op, q, k, v, dims, dropout_p, alibi_slopes, **flags):
+    expect_bools(op, **flags)
     for name, t in (("q", q), ("k", k), ("v", v)):
         expect_tensors(op, **{name: t})
         if t.dim() != dims:
@@ -169,7 +170,7 @@ def _attention(op, q, k, v, cu_q, cu_k, sinks, softmax_scale, softcap, window, c
     _expect_operands(op, q, k, v, sinks)
     if _plain.needed():
         return _plain.attention(q, k, v, cu_q, cu_k, sinks, scale, softcap, window, causal)
-    return attention_op(q, k, v, cu_q, cu_k, sinks, scale, softcap, window, causal, bool(deterministic), regular)
+    return attention_op(q, k, v, cu_q, cu_k, sinks, scale, softcap, window, causal, deterministic, regular)
 
 
 def _regular_offsets(batch, length, device):
@@ -207,7 +208,7 @@ def flash_attn_func(q, k, v, dropout_p=0.0, softmax_scale=None, causal=False, wi
     of probabilities there. Source: the formula in kernels/attention/attention.h. Errors are those of ingot.functional.
     """
     op = "flash_attn_func"
-    _check(op, q, k, v, 4, dropout_p, alibi_slopes)
+    _check(op, q, k, v, 4, dropout_p, alibi_slopes, causal=causal, deterministic=deterministic, return_attn_probs=return_attn_probs)
     expect_tensors_or_none(op, sinks=sinks)
     window, causal = _window(op, window_size, causal)
     batch, queries, keys = q.shape[0], q.shape[1], k.shape[1]
@@ -227,7 +228,7 @@ def flash_attn_varlen_func(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q=Non
     padding: out = 0, lse = -inf, and their gradients are 0. With return_attn_probs (out, lse (H, Tq), None).
     """
     op = "flash_attn_varlen_func"
-    _check(op, q, k, v, 3, dropout_p, alibi_slopes)
+    _check(op, q, k, v, 3, dropout_p, alibi_slopes, causal=causal, deterministic=deterministic, return_attn_probs=return_attn_probs)
     expect_tensors_or_none(op, sinks=sinks)
     if block_table is not None:
         raise NotImplementedError(f"{op}: block_table: found a table, expected None")

@@ -53,6 +53,13 @@ def number(op, name, value, expected="a number"):
     raise ValueError(f"{op}: {name}: found {value!r}, expected {expected}")
 
 
+def expect_bools(op, **values):
+    """Raises a ValueError for an option that is no bool, because Python takes every text but "" for true, "no" too. A number or an array is no bool either."""
+    for name, value in values.items():
+        if not isinstance(value, (bool, torch.SymBool)):
+            raise ValueError(f"{op}: {name}: found {value!r}, expected a bool")
+
+
 INTEGERS = (numbers.Integral, torch.SymInt)
 
 

@@ -76,6 +76,12 @@ def _integer(name, value, low, high):
     return found
 
 
+def _bool(name, value):
+    if not isinstance(value, bool):
+        raise _wrong(name, value, "a bool")
+    return value
+
+
 def _number(name, value):
     if not isinstance(value, numbers.Real):
         raise _wrong(name, value, "a number")
@@ -261,6 +267,7 @@ class Model:
         if costs and (len(costs) < 2 or not all(0 < n < math.inf for n in costs)):
             raise _wrong("draft_costs", draft_costs, "positive times of steps of 1, 2 and more tokens, such as (100, 110, 120)")
         layers = [_integer("draft_layers", n, 0, 2**31 - 1) for n in _list("draft_layers", draft_layers)]
+        _bool("draft_exact", draft_exact)
         if draft in ("none", "lookup"):
             for name, value, without in (("draft_layers", draft_layers, ()), ("draft_window", draft_window, 0), ("draft_dense", draft_dense, None)):
                 if value:
@@ -269,9 +276,9 @@ class Model:
             for name, value, without in (("draft_costs", draft_costs, ()), ("draft_exact", draft_exact, False)):
                 if value:
                     raise _wrong(name, value, f"{without} without drafts")
-        self._engine = _C.Engine(path, tokenizer, chat_format or "", device, _integer("context", context, 0, 2**31 - 1), bool(quant), dense or "", str(draft),
+        self._engine = _C.Engine(path, tokenizer, chat_format or "", device, _integer("context", context, 0, 2**31 - 1), _bool("quant", quant), dense or "", str(draft),
                                  _integer("draft_max", draft_max, 1, 7), costs, layers, _integer("draft_window", draft_window, 0, 2**31 - 1),
-                                 draft_dense or "", bool(draft_exact))
+                                 draft_dense or "", draft_exact)
         for name, value in self._engine.about().items():
             setattr(self, name, value)
         self._path = path
@@ -340,6 +347,8 @@ class Model:
             raise _wrong("stop", stop, "text or a list of texts")
         if on_text is not None and not callable(on_text):
             raise _wrong("on_text", on_text, "a function or None")
+        for name, value in (("raw", raw), ("past_end", past_end)):
+            _bool(name, value)
         stops = _Stops([_text("stop", s) for s in stop])
         said, channels = [], []  # the text that is shown, with its channels
 
@@ -378,6 +387,7 @@ class Model:
         """Yields the text of generate() piece by piece; with thoughts=True yields (channel, text) of every channel. Closing the iterator, for example by
         leaving a loop, ends the answer. The value of a finished iterator (StopIteration.value, or that of `yield from`) is the Answer, with its calls.
         Exceptions of the model are raised here."""
+        _bool("thoughts", thoughts)
         pieces, closed = queue.Queue(), threading.Event()
 
         def hear(channel, text):

@@ -2,7 +2,8 @@
 
 Sizes: T rows (all leading dimensions), C columns. Errors: ValueError (wrong shape, dtype or option), TypeError (an operand that is no tensor) or
 NotImplementedError (this build or this machine lacks the kernel). Each error names the operation, the argument, the value found and the value
-expected. The formulas stand at the head of the headers in src/ingot/kernels.
+expected. An option whose default is True or False takes a bool only: numbers, texts and arrays of one element are refused.
+The formulas stand at the head of the headers in src/ingot/kernels.
 """
 from collections.abc import Iterable
 
@@ -36,6 +37,7 @@ def rms_norm(x, weight=None, eps=None, *, residual=None, unit_offset=False):
     by 1 + weight. eps=None: the default of torch.nn.RMSNorm, the machine epsilon of the dtype of sums. Returns y in x's dtype, or (y, s) where a residual is
     given. Sums are kept in fp32 (fp64 for fp64).
     """
+    _op.expect_bools("rms_norm", unit_offset=unit_offset)
     if residual is None and not is_dynamo_compiling():
         y = _C.rms_norm_call(x, weight, eps, unit_offset)
         if y is not None:
@@ -102,6 +104,7 @@ def fused_mlp(x, weights, biases=None, gains=None, *, activation="softplus", act
     weights are then directions, W[n] = g[n] w[n] / |w[n]|. activation: a name in `ingot.functional.ACTIVATIONS`. recompute keeps nothing for the backward pass
     and computes the layers again from x. Under autocast everything runs in autocast's dtype; otherwise all tensors have one dtype.
     """
+    _op.expect_bools("mlp", activate_last=activate_last, recompute=recompute)
     return mlp_of_parameters(x, _mlp_parameters(weights, biases, gains), biases is not None, gains is not None, activation,
                              activate_last, recompute)
 
@@ -188,6 +191,7 @@ def gated_linear(x, w, bias=None, *, up=None, up_bias=None, down=None, down_bias
     number = _gates.GATE_ORDERS.get(order) if isinstance(order, str) else None
     if number is None:
         raise ValueError(f"{op}: order: found {order!r}, expected one of {', '.join(_gates.GATE_ORDERS)}")
+    _op.expect_bools(op, columns=columns)
     _op.expect_tensors(op, x=x, w=w)
     _op.expect_tensors_or_none(op, bias=bias, up=up, up_bias=up_bias, down=down, down_bias=down_bias)
     if x.dim() == 0 or w.dim() != 2 or (up is None and w.shape[1 if columns else 0] % 2):
@@ -292,6 +296,7 @@ def wide_mlp(x, w1, w2, b1=None, b2=None, *, activation="leaky_relu_squared", re
     if not isinstance(x, torch.Tensor):
         return _untensored("wide_mlp", "x", wide_mlp, x, w1, w2, b1, b2, activation=activation, recompute=recompute)
     _op.activation_number("wide_mlp", activation)
+    _op.expect_bools("wide_mlp", recompute=recompute)
     _op.expect_tensors("wide_mlp", x=x, w1=w1, w2=w2)
     _op.expect_tensors_or_none("wide_mlp", b1=b1, b2=b2)
     narrow = _autocast_to(x)
@@ -350,6 +355,7 @@ def rope_table(positions, dim, base=10000.0, *, scaling="none", factor=1.0, orig
         raise TypeError("rope_table: positions: found a tensor, expected the number of positions; rope takes the positions of tokens")
     positions, dim = (n.item() if isinstance(n, torch.Tensor) and n.dim() == 0 else n for n in (positions, dim))
     _op.expect_integers("rope_table", 0, positions=positions)
+    _op.expect_bools("rope_table", truncate=truncate)
     base, factor, original_context, beta_fast, beta_slow, attention_factor = (_op.number("rope_table", name, n) for name, n in (
         ("base", base), ("factor", factor), ("original_context", original_context), ("beta_fast", beta_fast), ("beta_slow", beta_slow),
         ("attention_factor", attention_factor)))
@@ -400,8 +406,9 @@ def _positions(op, x, positions, cos):
     return positions.to(torch.int32)
 
 
-def _expect_rotation(op, x, cos, sin, sign):
-    """Refuses a sign that is no direction, and an x and a table of `rope_table` that do not go together."""
+def _expect_rotation(op, x, cos, sin, interleaved, sign):
+    """Refuses options that are no order of pairs and no direction, and an x and a table of `rope_table` that do not go together."""
+    _op.expect_bools(op, interleaved=interleaved)
     if not isinstance(sign, _op.INTEGERS) or sign not in (1, -1):
         raise ValueError(f"{op}: sign: found {sign!r}, expected 1 or -1")
     for name, t in (("cos", cos), ("sin", sin)):
@@ -429,7 +436,7 @@ def rope(x, cos, sin, positions=None, *, interleaved=False, sign=1):
     _op.expect_tensors("rope", x=x, cos=cos, sin=sin)
     _expect_heads("rope", x)
     positions = _positions("rope", x, positions, cos)
-    _expect_rotation("rope", x, cos, sin, sign)
+    _expect_rotation("rope", x, cos, sin, interleaved, sign)
     way = _DISPATCH if is_dynamo_compiling() else route(x, cos, sin)
     if way == _PLAIN:
         return _rope.run_rope(x, positions, cos, sin, interleaved, sign)
@@ -453,7 +460,7 @@ def rope_(x, cos, sin, positions=None, *, interleaved=False, sign=1):
     _op.expect_tensors("rope_", x=x, cos=cos, sin=sin)
     _expect_heads("rope_", x)
     positions = _positions("rope_", x, positions, cos)
-    _expect_rotation("rope_", x, cos, sin, sign)
+    _expect_rotation("rope_", x, cos, sin, interleaved, sign)
     if is_dynamo_compiling() or route(x, cos, sin) != _PLAIN:
         raise NotImplementedError("rope_: found a call that autograd, torch.compile or torch.func follows, expected none (rope can be followed)")
     return _rope.run_rope_(x, positions, cos, sin, interleaved, sign)
@@ -474,7 +481,7 @@ def qk_norm_rope(x, cos=None, sin=None, positions=None, *, gain=None, eps=2.0**-
         raise ValueError(f"qk_norm_rope: {'cos' if cos is None else 'sin'}: found None beside {'sin' if cos is None else 'cos'}, expected both or none")
     positions = None if cos is None else _positions("qk_norm_rope", x, positions, cos)
     if cos is not None:
-        _expect_rotation("qk_norm_rope", x, cos, sin, sign)
+        _expect_rotation("qk_norm_rope", x, cos, sin, interleaved, sign)
     if gain is not None and (gain.shape != x.shape[-2:-1] or gain.dtype is not _op.sum_dtype(x.dtype) or gain.device != x.device):
         raise ValueError(f"qk_norm_rope: gain: found {gain.dtype} of {tuple(gain.shape)} on {gain.device}, expected {_op.sum_dtype(x.dtype)} of ({x.shape[-2]},) on {x.device}")
     way = _DISPATCH if is_dynamo_compiling() else route(x, cos, sin, gain)

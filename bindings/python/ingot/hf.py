@@ -25,7 +25,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from . import _hf_attention, _hf_experts, _hf_gated, _hf_layers, _hf_loss, _hf_norms, _hf_rope
+from . import _hf_attention, _hf_experts, _hf_gated, _hf_layers, _hf_loss, _hf_norms, _hf_rope, _op
 
 __all__ = ["patch", "Report", "register_attention", "register_experts", "attention_fallbacks", "experts_fallbacks"]
 
@@ -189,11 +189,12 @@ def patch(model, *, norms=True, mlps=True, rope=True, loss=False):
 
     loss=True: in training and with labels a language model's loss comes from functional.linear_cross_entropy, and the output has no logits (None). Without
     labels, in evaluation mode, or where a call requests some logits or a tuple, the model behaves as before.
-    PyTorch's random number generators have the same state after the call as before. TypeError: `model` is no torch.nn.Module. A module that cannot be replaced
-    is no error: Report.skipped has the reason.
+    PyTorch's random number generators have the same state after the call as before. TypeError: `model` is no torch.nn.Module. ValueError: an option is no
+    bool. A module that cannot be replaced is no error: Report.skipped has the reason.
     """
     if not isinstance(model, torch.nn.Module):
         raise TypeError(f"hf.patch: model: found {type(model).__name__}, expected torch.nn.Module")
+    _op.expect_bools("hf.patch", norms=norms, mlps=mlps, rope=rope, loss=loss)
     kinds = [kind for kind, wanted in ((_hf_norms, norms), (_hf_layers, norms), (_hf_gated, mlps), (_hf_rope, rope), (_hf_loss, loss)) if wanted]
     report = Report()
     devices = {p.device for p in model.parameters() if p.is_cuda}

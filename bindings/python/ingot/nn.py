@@ -58,6 +58,7 @@ class RMSNorm(_Direct):
         if not all(isinstance(n, numbers.Integral) and n >= 0 for n in shape):
             raise ValueError(f"RMSNorm: normalized_shape: found {normalized_shape!r}, expected an integer or several, each at least 0")
         _op.expect_eps("RMSNorm", eps)
+        _op.expect_bools("RMSNorm", elementwise_affine=elementwise_affine, unit_offset=unit_offset)
         self.normalized_shape = tuple(map(int, shape))
         self.eps, self.elementwise_affine, self.unit_offset = eps, elementwise_affine, unit_offset
         self._one_vector = elementwise_affine and len(self.normalized_shape) == 1
@@ -120,6 +121,7 @@ class FusedMLP(_Direct):
         in_features, hidden_features, out_features, num_layers = map(int, (in_features, hidden_features, out_features, num_layers))
         activation = _named("FusedMLP", activation)
         act = _op.activation_number("FusedMLP", activation)
+        _op.expect_bools("FusedMLP", bias=bias, weight_norm=weight_norm, activate_last=activate_last, recompute=recompute)
         self.in_features, self.hidden_features, self.out_features = in_features, hidden_features, out_features
         self.num_layers = num_layers
         self._options = _mlp.mlp_options(bias, weight_norm, act, activate_last, recompute)
@@ -375,6 +377,7 @@ class SwiGLU(nn.Module):
         if not isinstance(order, str) or order not in _gates.GATE_ORDERS:
             raise ValueError(f"SwiGLU: order: found {order!r}, expected one of {', '.join(_gates.GATE_ORDERS)}")
         functional.gate_numbers("SwiGLU", activation, limit, alpha, up_offset)
+        _op.expect_bools("SwiGLU", bias=bias)
         _expect_sizes("SwiGLU", in_features, hidden_features, out_features)
         self.order, self.limit, self.alpha, self.up_offset, self.activation = order, limit, alpha, up_offset, activation
         self.w12 = nn.Linear(in_features, 2 * hidden_features, bias=bias, device=device, dtype=dtype)
@@ -419,6 +422,7 @@ class WideMLP(nn.Module):
         super().__init__()
         activation = _named("WideMLP", activation)
         _op.activation_number("WideMLP", activation)
+        _op.expect_bools("WideMLP", bias=bias, recompute=recompute)
         _expect_sizes("WideMLP", in_features, hidden_features, out_features)
         self.activation, self.recompute = activation, recompute
         self.w1 = nn.Linear(in_features, hidden_features, bias=bias, device=device, dtype=dtype)
@@ -448,6 +452,7 @@ class LinearCrossEntropy(nn.Linear):
     def __init__(self, in_features, num_classes, bias=False, device=None, dtype=None, *, reduction="mean", ignore_index=-100, label_smoothing=0.0,
                  softcap=0.0, z_loss=0.0):
         _op.expect_integers("LinearCrossEntropy", 0, in_features=in_features, num_classes=num_classes)
+        _op.expect_bools("LinearCrossEntropy", bias=bias)
         if reduction not in ("mean", "sum", "none"):
             raise ValueError(f"LinearCrossEntropy: reduction: found {reduction!r}, expected 'mean', 'sum' or 'none'")
         for name, n, most in (("softcap", softcap, 1e30), ("z_loss", z_loss, float("inf")), ("label_smoothing", label_smoothing, 1)):

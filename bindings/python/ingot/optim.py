@@ -273,6 +273,7 @@ def _check_options(group):
         if not ok:
             raise ValueError(f"Muon: {name}: found {group[name]!r}, expected {expected}")
 
+    expect(isinstance(group["use_muon"], bool), "use_muon", "a bool")
     lr = group["lr"]
     expect((isinstance(lr, torch.Tensor) and lr.numel() == 1) or _at_least_0(lr), "lr", "0 or more, or a tensor of one element")
     expect(_at_least_0(group["weight_decay"]), "weight_decay", "0 or more")
@@ -281,6 +282,8 @@ def _check_options(group):
         expect(_at_least_0(group["adam_eps"]), "adam_eps", "0 or more")
         return
     expect(_at_least_0(group["momentum"]) and group["momentum"] < 1, "momentum", "a number from 0 to below 1")
+    for name in ("nesterov", "row_normalise"):
+        expect(isinstance(group[name], bool), name, "a bool")
     expect(group["eps"] == _EPS, "eps", f"{_EPS}, which the kernel adds to a matrix's norm (AdamW's is adam_eps)")
     expect(isinstance(group["ns_steps"], numbers.Integral) and 0 <= group["ns_steps"] < 100, "ns_steps", "an integer from 0 to 99")
     coefficients = group["ns_coefficients"]

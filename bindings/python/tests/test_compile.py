@@ -81,6 +81,20 @@ def test_numbers_among_the_options_may_be_symbols(device):
     assert torch.equal(torch.compile(norm, fullgraph=True, dynamic=True, backend="eager")(x), norm(x))
 
 
+def test_flags_may_be_symbols(device):
+    """A comparison of sizes that a trace keeps as symbols is a symbol too."""
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    def f(x):
+        return functional.rms_norm(x, x[0], unit_offset=x.shape[0] > 4)
+
+    torch._dynamo.reset()
+    compiled = torch.compile(f, fullgraph=True, dynamic=True, backend="eager")
+    for rows in (3, 4, 5, 9):
+        x = torch.randn(rows, 16, device=device)
+        assert torch.equal(compiled(x), f(x)) and torch.equal(make_fx(f, tracing_mode="symbolic")(x)(x), f(x))
+
+
 def test_compiles_under_autocast(device):
     net = Net(device)
     x = torch.randn(6, 16, device=device)

@@ -1,11 +1,12 @@
 """Every public function and module with one wrong argument at a time: the error names an argument, the value found and the value expected, in one line."""
+import inspect
 import re
 
 import pytest
 import torch
 from conftest import on_cpu
 
-from ingot import functional, nn, optim
+from ingot import functional, hf, nn, optim
 
 DTYPES = (torch.float64, torch.bfloat16, torch.float16, torch.int32, torch.int64, torch.uint8, torch.int8, torch.bool, torch.complex64, torch.float8_e4m3fn)
 
@@ -136,12 +137,52 @@ def test_a_wrong_option_is_refused_by_its_name():
                           (lambda: optim.Muon([torch.ones(3, 3).requires_grad_()]).load_state_dict({"state": {}, "param_groups": [{}]}),
                            "Muon: state dict: found a group without params"),
                           (lambda: functional.swiglu(x, limit="much"), "swiglu_gate: limit: found str, expected a number"),
-                          (lambda: functional.rope(torch.ones(1, 3, 2, 4), *functional.rope_table(4, 4), interleaved="no"), "rope: interleaved: found str, expected a truth value"),
+                          (lambda: functional.rope(torch.ones(1, 3, 2, 4), *functional.rope_table(4, 4), interleaved="no"), "rope: interleaved: found 'no', expected a bool"),
                           (lambda: optim.Muon([torch.ones(3, 3).to_sparse().requires_grad_()]), "Muon: found a parameter of layout torch.sparse_coo on cpu, expected a dense one"),
                           (lambda: optim.Muon([torch.ones(3, 3).to(torch.float8_e4m3fn).requires_grad_()]),
                            r"Muon: found a parameter of shape \(3, 3\) and torch.float8_e4m3fn, expected a matrix, a bank")):
         with pytest.raises(ValueError, match=f"^{message}"):
             call()
+
+
+def flags(function):
+    """The names of the parameters of `function` whose default is True or False."""
+    return [p.name for p in inspect.signature(function).parameters.values() if isinstance(p.default, bool)]
+
+
+def functions_with_flags():
+    """{name: (function, arguments)} of every public function and class with a flag."""
+    r = torch.randn
+    x, heads = r(3, 4), r(1, 3, 2, 4)
+    table, cu = functional.rope_table(3, 4), torch.tensor([0, 3], dtype=torch.int32)
+    return {"rms_norm": (functional.rms_norm, (x,)), "mlp": (functional.fused_mlp, (x, [r(4, 4)])), "gated_linear": (functional.gated_linear, (x, r(4, 4))),
+            "wide_mlp": (functional.wide_mlp, (x, r(4, 4), r(4, 4))), "rope": (functional.rope, (heads, *table)), "rope_": (functional.rope_, (heads, *table)),
+            "qk_norm_rope": (functional.qk_norm_rope, (heads, *table)), "rope_table": (functional.rope_table, (3, 4)),
+            "flash_attn_func": (functional.flash_attn_func, [heads] * 3), "flash_attn_varlen_func": (functional.flash_attn_varlen_func, (*[heads[0]] * 3, cu, cu)),
+            "RMSNorm": (nn.RMSNorm, (4,)), "FusedMLP": (nn.FusedMLP, (4, 4, 4)), "SwiGLU": (nn.SwiGLU, (4, 4)), "WideMLP": (nn.WideMLP, (4, 4)),
+            "LinearCrossEntropy": (nn.LinearCrossEntropy, (4, 5)), "Muon": (optim.Muon, ([r(3, 3).requires_grad_()],)),
+            "hf.patch": (hf.patch, (torch.nn.Linear(2, 2),))}
+
+
+@on_cpu
+@pytest.mark.parametrize("recorded", [False, True])
+@pytest.mark.parametrize("name", list(functions_with_flags()))
+def test_a_flag_that_is_no_bool_is_refused_by_its_name(name, recorded):
+    function, arguments = functions_with_flags()[name]
+    if recorded and name != "rope_":  # rope_ refuses recorded calls
+        arguments = [a.requires_grad_() if isinstance(a, torch.Tensor) and a.is_floating_point() else a for a in arguments]
+    assert flags(function)
+    for flag in flags(function):
+        for wrong in ("no", "", None, 1, 0.0, [True], torch.tensor(True)):
+            with pytest.raises(ValueError, match=f"^{name}: {flag}: found {re.escape(repr(wrong))}, expected a bool$"):
+                function(*arguments, **{flag: wrong})
+        for right in (True, False):
+            function(*arguments, **{flag: right})
+
+
+def test_every_function_with_flags_is_tested():
+    public = [getattr(module, name) for module in (functional, nn, optim, hf) for name in module.__all__]
+    assert {f for f in public if callable(f) and f is not hf.Report and flags(f)} == {f for f, _ in functions_with_flags().values()}
 
 
 @on_cpu

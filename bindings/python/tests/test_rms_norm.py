@@ -200,7 +200,9 @@ def test_errors_name_operation_argument_found_and_expected(device):
     with pytest.raises(TypeError, match="rms_norm: x: found list, expected torch.Tensor"):
         functional.rms_norm([1.0], None, EPS)
     with pytest.raises(RuntimeError, match="Boolean value of Tensor with more than one value is ambiguous"):
-        functional.rms_norm(x, None, EPS, unit_offset=torch.ones(2, device=device))
+        module = ingot.nn.RMSNorm(32, EPS, device=device)
+        module.unit_offset = torch.ones(2, device=device)
+        module(x)
 
 
 @on_gpu
