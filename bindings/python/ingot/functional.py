@@ -132,11 +132,15 @@ _GELU_ALPHA = 1.5957691216057307  # gelu_tanh(g) = g sigmoid(2 sqrt(2 / pi) (g +
 
 def gate_numbers(op, activation, limit, alpha, up_offset):
     """(limit, alpha, up_offset, cubic) of a gate whose activation has a name."""
+    limit, alpha, up_offset = (_op.number(op, name, n) for name, n in (("limit", limit), ("alpha", alpha), ("up_offset", up_offset)))
+    if not limit >= 0:
+        raise ValueError(f"{op}: limit: found {limit}, expected 0 (no clamp) or more")
     if activation == "silu":
         return limit, alpha, up_offset, 0.0
     if activation != "gelu_tanh":
         raise ValueError(f"{op}: activation: found {activation!r}, expected 'silu' or 'gelu_tanh'")
-    alpha = _op.number(op, "alpha", alpha)
+    if not alpha >= 0:
+        raise ValueError(f"{op}: alpha: found {alpha}, expected 0 or more beside activation='gelu_tanh'")
     return limit, alpha * _GELU_ALPHA, up_offset, alpha**3 * _GELU_ALPHA * 0.044715
 
 
@@ -149,19 +153,20 @@ def swiglu(gate, up=None, *, order="gate_first", limit=0.0, alpha=1.0, up_offset
     GPT-OSS: limit=7, alpha=1.702, up_offset=1, which is min(gate, limit) sigmoid(alpha gate) (clamp(up, -limit, limit) + 1).
     """
     if not isinstance(gate, torch.Tensor):
-        return _untensored("swiglu_gate", "packed" if up is None else "gate", swiglu, gate, up, order=order, limit=limit, alpha=alpha,
-                           up_offset=up_offset, activation=activation)
+        return _untensored("swiglu", "gate", swiglu, gate, up, order=order, limit=limit, alpha=alpha, up_offset=up_offset, activation=activation)
     number = _gates.GATE_ORDERS.get(order) if isinstance(order, str) else None
     if number is None:
-        raise ValueError(f"swiglu_gate: order: found {order!r}, expected one of {', '.join(_gates.GATE_ORDERS)}")
-    _op.expect_tensors_or_none("swiglu_gate", **{"packed" if up is None else "gate": gate}, up=up)
-    if up is not None and (up.shape != gate.shape or up.dtype is not gate.dtype):
-        raise ValueError(f"swiglu_gate: up: found {tuple(up.shape)} {up.dtype}, expected {tuple(gate.shape)} {gate.dtype} as gate")
+        raise ValueError(f"swiglu: order: found {order!r}, expected one of {', '.join(_gates.GATE_ORDERS)}")
+    _op.expect_tensors_or_none("swiglu", gate=gate, up=up)
+    _op.expect_float("swiglu", "gate", gate)
+    _op.expect_like("swiglu", "gate", gate, up=up)
+    if up is not None and up.shape != gate.shape:
+        raise ValueError(f"swiglu: up: found shape {tuple(up.shape)}, expected gate's {tuple(gate.shape)}")
     if gate.dim() == 0:
-        raise ValueError(f"swiglu_gate: {'packed' if up is None else 'gate'}: found a tensor without dimensions, expected at least one")
+        raise ValueError("swiglu: gate: found a tensor without dimensions, expected at least one")
     if up is None and gate.shape[-1] % 2:
-        raise ValueError(f"swiglu_gate: packed: found {gate.shape[-1]} columns, expected an even number")
-    options = gate_numbers("swiglu_gate", activation, limit, alpha, up_offset)
+        raise ValueError(f"swiglu: gate: found {gate.shape[-1]} columns, expected an even number, those of gate and up")
+    options = gate_numbers("swiglu", activation, limit, alpha, up_offset)
     way = _DISPATCH if is_dynamo_compiling() else route(gate, up)
     if way == _PLAIN:
         return _gates.run_swiglu_gate(gate, up, number, *options)

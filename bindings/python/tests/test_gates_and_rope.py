@@ -539,22 +539,22 @@ def test_errors_name_operation_argument_found_and_expected(device):
     x = torch.randn(2, 5, device=device)
     cos, sin = functional.rope_table(2, 8, device=device)
     cases = [
-        (lambda: functional.swiglu(x), "swiglu_gate: packed: found 5 columns"),
-        (lambda: functional.swiglu(x, x.half()), "swiglu_gate: up: found"),
-        (lambda: functional.swiglu(x, x, activation="relu"), "swiglu_gate: activation: found 'relu', expected 'silu' or 'gelu_tanh'"),
+        (lambda: functional.swiglu(x), "swiglu: gate: found 5 columns"),
+        (lambda: functional.swiglu(x, x.half()), "swiglu: up: found"),
+        (lambda: functional.swiglu(x, x, activation="relu"), "swiglu: activation: found 'relu', expected 'silu' or 'gelu_tanh'"),
         (lambda: functional.gated_linear(x, x, up=x[:1]), r"gated_linear: up: found \(1, 5\) beside w of \(2, 5\), order 'gate_first' and 0 biases"),
         (lambda: functional.gated_linear(x, x, up_bias=x[0]), "gated_linear: up_bias: found one without up"),
         (lambda: functional.gated_linear(x, x, up=x, down=x), r"gated_linear: down: found shape \(2, 5\), expected \(N, 2\)"),
         (lambda: functional.gated_linear(x, x, up=x, down_bias=x[0]), "gated_linear: down_bias: found one without down"),
-        (lambda: functional.swiglu(x, order="up"), "swiglu_gate: order: found 'up', expected one of gate_first"),
+        (lambda: functional.swiglu(x, order="up"), "swiglu: order: found 'up', expected one of gate_first"),
         (lambda: functional.rope(x, cos, sin), "rope: x: found shape"),
         (lambda: functional.rope(torch.randn(2, 3, 8, device=device), cos, sin, torch.zeros(5, device=device)), "rope: positions: found shape"),
         (lambda: functional.rope(torch.randn(2, 3, 8, device=device), cos, sin, torch.zeros(2, device=device)),
          "rope: positions: found torch.float32, expected integers"),
-        (lambda: functional.swiglu(x[0, 0]), "swiglu_gate: packed: found a tensor without dimensions"),
+        (lambda: functional.swiglu(x[0, 0]), "swiglu: gate: found a tensor without dimensions"),
         (lambda: functional.fused_mlp(x[0, 0], [torch.randn(8, 8, device=device)]), "mlp: x: found a tensor without dimensions"),
         (lambda: functional.activation(x.long(), "relu"), "activation: x: found dtype torch.int64, expected torch.float64, torch.float32, torch.bfloat16 or torch.float16"),
-        (lambda: functional.swiglu(x[:, :4].long()), "swiglu_gate: packed: found dtype torch.int64, expected"),
+        (lambda: functional.swiglu(x[:, :4].long()), "swiglu: gate: found dtype torch.int64, expected"),
         (lambda: functional.rope(torch.zeros(2, 3, 8, device=device, dtype=torch.int32), cos, sin), "rope: x: found dtype torch.int32, expected"),
         (lambda: functional.activation(x, "swish"), "activation: activation: found 'swish', expected one of identity"),
         (lambda: functional.activation(x, ["relu"]), r"activation: activation: found \['relu'\], expected one of identity"),
@@ -590,7 +590,7 @@ def test_gated_linear_of_16_bits_on_a_cpu_equals_rounded_fp32(dtype):
 
 def test_tensors_that_are_not_dense_are_refused_by_name(device):
     x, t = torch.randn(4, 8, device=device), torch.zeros(4, dtype=torch.int64, device=device)
-    calls = {"activation: x": lambda s: functional.activation(s, "relu"), "swiglu_gate: packed": functional.swiglu, "swiglu_gate: up": lambda s: functional.swiglu(x, s),
+    calls = {"activation: x": lambda s: functional.activation(s, "relu"), "swiglu: gate": functional.swiglu, "swiglu: up": lambda s: functional.swiglu(x, s),
              "gated_linear: x": lambda s: functional.gated_linear(s, x), "gated_linear: w": lambda s: functional.gated_linear(x, s),
              "grouped_linear: x": lambda s: functional.grouped_linear(s, x[None], t[:2]), "grouped_linear: weight": lambda s: functional.grouped_linear(x, s, t[:2]),
              "linear_cross_entropy: x": lambda s: functional.linear_cross_entropy(s, x, t), "wide_mlp: x": lambda s: functional.wide_mlp(s, x, x.t()),

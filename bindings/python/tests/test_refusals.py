@@ -29,7 +29,7 @@ def calls():
         "rms_norm with a residual": (functional.rms_norm, dict(x=r(5, 64), weight=r(64), residual=r(5, 64))),
         "fused_mlp": (mlp, dict(x=x, **layers), mlp_names),
         "swiglu": (functional.swiglu, dict(gate=x, up=r(5, 8))),
-        "swiglu of a packed tensor": (functional.swiglu, dict(gate=x), ("packed",)),
+        "swiglu of a packed tensor": (functional.swiglu, dict(gate=x)),
         "gated_linear": (functional.gated_linear, dict(x=x, w=r(12, 8), bias=r(12), up=r(12, 8), up_bias=r(12), down=r(6, 12), down_bias=r(6))),
         "gated_linear of packed rows": (functional.gated_linear, dict(x=x, w=r(12, 8), bias=r(12))),
         "gated_linear of columns": (lambda **t: functional.gated_linear(columns=True, **t), dict(x=x, w=r(8, 12), bias=r(12))),
@@ -98,6 +98,7 @@ def test_a_wrong_argument_is_refused_by_its_name(name, recorded):
                 assert re.match(r"\w+: .*found .*, expected ", text) and "\n" not in text, f"{case}: {text}"
                 assert not re.search(r"expected (==|<=?|>=?) | = |\w\(\)|\b(f64|f32|bf16|f16|i64|i32|u8)\b", text.replace("expected ()", "").replace("of ()", "")), f"{case}: {text}"
                 assert any(re.search(rf"\b{n}\b", text) for n in names), f"{case}: {text}"
+                assert not name.startswith("swiglu") or text.startswith("swiglu: "), f"{case}: {text}"  # and not the name of its operator
     assert refused >= 10
 
 
@@ -123,9 +124,9 @@ def test_a_wrong_option_is_refused_by_its_name():
                           (lambda: functional.qk_norm_rope(heads, *(t[0] for t in functional.rope_table(3, 4))), r"qk_norm_rope: cos: found shape \(2,\), expected \(positions"),
                           (lambda: functional.grouped_linear(x, torch.ones(2, 5, 4), torch.tensor([0, 1, 2**32 + 3])),
                            r"grouped_linear: offsets: found \(0, 1, 2147483647\), expected numbers that ascend from 0 to at most 3"),
-                          (lambda: functional.swiglu(x, order=[1]), r"swiglu_gate: order: found \[1\], expected one of gate_first"),
+                          (lambda: functional.swiglu(x, order=[1]), r"swiglu: order: found \[1\], expected one of gate_first"),
                           (lambda: nn.SwiGLU(4, 4, order=[1]), r"SwiGLU: order: found \[1\], expected one of gate_first"),
-                          (lambda: functional.swiglu(x, alpha="a", activation="gelu_tanh"), "swiglu_gate: alpha: found 'a', expected a number"),
+                          (lambda: functional.swiglu(x, alpha="a", activation="gelu_tanh"), "swiglu: alpha: found 'a', expected a number"),
                           (lambda: functional.gated_linear(x, torch.ones(6, 4), torch.ones(2, 3)), r"gated_linear: bias: found shape \(2, 3\), expected \(6,\)"),
                           (lambda: functional.rope(heads, *(t.requires_grad_() for t in functional.rope_table(3, 4)), torch.tensor([0, -1, 1])),
                            "rope: positions: found -1, expected 0 to 2, the rows of the table"),
@@ -136,13 +137,27 @@ def test_a_wrong_option_is_refused_by_its_name():
                           (lambda: optim.Muon([torch.ones(3, 3).requires_grad_()], ns_coefficients=1), "Muon: ns_coefficients: found 1, expected three numbers"),
                           (lambda: optim.Muon([torch.ones(3, 3).requires_grad_()]).load_state_dict({"state": {}, "param_groups": [{}]}),
                            "Muon: state dict: found a group without params"),
-                          (lambda: functional.swiglu(x, limit="much"), "swiglu_gate: limit: found str, expected a number"),
+                          (lambda: functional.swiglu(x, limit="much"), "swiglu: limit: found 'much', expected a number"),
                           (lambda: functional.rope(torch.ones(1, 3, 2, 4), *functional.rope_table(4, 4), interleaved="no"), "rope: interleaved: found 'no', expected a bool"),
                           (lambda: optim.Muon([torch.ones(3, 3).to_sparse().requires_grad_()]), "Muon: found a parameter of layout torch.sparse_coo on cpu, expected a dense one"),
                           (lambda: optim.Muon([torch.ones(3, 3).to(torch.float8_e4m3fn).requires_grad_()]),
                            r"Muon: found a parameter of shape \(3, 3\) and torch.float8_e4m3fn, expected a matrix, a bank")):
         with pytest.raises(ValueError, match=f"^{message}"):
             call()
+
+
+@pytest.mark.parametrize("how", ("plain", "recorded", "forward mode"))
+def test_a_wrong_number_of_a_gate_is_refused_by_its_name_on_every_path(how):
+    x, w = (torch.ones(4, 4, requires_grad=how == "recorded") for _ in range(2))
+    wrong = [({name: value}, f"{name}: found {value!r}, expected a number") for name in ("limit", "alpha", "up_offset") for value in ("much", None)]
+    wrong += [(dict(limit=value), f"limit: found {value}, expected 0 (no clamp) or more") for value in (-1.0, float("nan"))]
+    wrong += [(dict(alpha=-1.0, activation="gelu_tanh"), "alpha: found -1.0, expected 0 or more beside activation='gelu_tanh'")]
+    for options, message in wrong:
+        for name, call in (("swiglu", lambda: functional.swiglu(x, **options)), ("swiglu", lambda: functional.swiglu(x, w, **options)),  # noqa: B023
+                           ("gated_linear", lambda: functional.gated_linear(x, w, **options)), ("SwiGLU", lambda: nn.SwiGLU(4, 4, **options))):  # noqa: B023
+            with torch.autograd.forward_ad.dual_level() if how == "forward mode" else torch.set_grad_enabled(how == "recorded"):
+                with pytest.raises(ValueError, match=f"^{re.escape(f'{name}: {message}')}$"):
+                    call()
 
 
 def flags(function):
