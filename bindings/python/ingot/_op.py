@@ -254,10 +254,11 @@ def on_one_device(schema, fake):
     return checked
 
 
-def register(schema, run, fake, backward=None, setup=None):
+def register(schema, run, fake, backward=None, setup=None, keys=("CPU", "CUDA")):
+    """keys: PyTorch's dispatch keys of `run`. An operator without tensors among its arguments needs another key, because these two are devices of arguments."""
     name = schema[: schema.index("(")]
     library.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
-    for key in ("CPU", "CUDA"):
+    for key in keys:
         library.impl(name, run, key)
     torch.library.register_fake(f"ingot::{name}", on_one_device(schema, fake), lib=library)
     if backward is not None:

@@ -6,6 +6,22 @@ from ._second_order import gradients, with_formula
 from ._op import dense, empty_rows, fake_rows, register, sum_dtype
 
 
+def _empty_tables(positions, dim, *options):
+    *_, dtype = options
+    return tuple(torch.empty(positions, dim // 2, dtype=dtype, device="cpu") for _ in range(2))
+
+
+def _run_rope_table(positions, dim, *options):
+    cos, sin = _empty_tables(positions, dim, *options)
+    _C.rope_table(cos, sin, *options[:-1])
+    return cos, sin
+
+
+rope_table_op = register(  # (cos, sin) on the host
+    "rope_table(SymInt positions, SymInt dim, float base, str scaling, float factor, float original_context, float beta_fast, float beta_slow, "
+    "bool truncate, float attention_factor, ScalarType dtype) -> (Tensor, Tensor)", _run_rope_table, _empty_tables, keys=("CompositeExplicitAutograd",))
+
+
 def _as_heads(t):
     """(..., H, D) with tokens one stride apart; the stride between heads is arbitrary."""
     if t.is_contiguous():

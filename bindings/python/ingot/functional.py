@@ -352,8 +352,8 @@ def rope_table(positions, dim, base=10000.0, *, scaling="none", factor=1.0, orig
 
     positions: the number of positions, from 0. dim: an even number. scaling: "none"; "ntk"; or "yarn", which needs original_context, the length in tokens
     of the context with which the model was trained. factor: how many times longer the context is. attention_factor multiplies the tables of yarn, 0: 0.1
-    ln(factor) + 1. dtype: float32, or float64 for x of float64. device=None: PyTorch's default device. The tables are made on the host, so
-    torch.compile(fullgraph=True) does not trace this function: make tables once, before the compiled function. Errors: ValueError for an argument,
+    ln(factor) + 1. dtype: float32, or float64 for x of float64. device=None: PyTorch's default device. The tables are made on the host. A compiled function
+    that contains this call makes them at every run, so a table made once, before the compiled function, is faster. Errors: ValueError for an argument,
     TypeError for a tensor of positions.
     """
     if isinstance(positions, torch.Tensor) and positions.dim() > 0:
@@ -366,16 +366,22 @@ def rope_table(positions, dim, base=10000.0, *, scaling="none", factor=1.0, orig
         ("attention_factor", attention_factor)))
     if not isinstance(dim, _op.INTEGERS) or dim < 2 or dim % 2:
         raise ValueError(f"rope_table: dim: found {dim!r}, expected an even number from 2")
+    if scaling not in ("none", "ntk", "yarn"):
+        raise ValueError(f"rope_table: scaling: found {scaling!r}, expected 'none', 'ntk' or 'yarn'")
     if dtype not in (torch.float32, torch.float64):
         raise ValueError(f"rope_table: dtype: found {dtype}, expected torch.float32, or torch.float64 for x of float64")
     device = torch.empty(0).device if device is None else device
-    trace = torch._C._get_tracing_state()
-    torch._C._set_tracing_state(None)  # torch.jit does not see the call that fills the tables: they are constants of its trace
-    try:
-        cos, sin = (torch.empty(int(positions), dim // 2, dtype=dtype, device="cpu") for _ in range(2))
-        _C.rope_table(cos, sin, base, scaling, factor, original_context, beta_fast, beta_slow, truncate, attention_factor)
-    finally:
-        torch._C._set_tracing_state(trace)
+    positions, dim = (n if isinstance(n, torch.SymInt) else int(n) for n in (positions, dim))
+    options = base, scaling, factor, original_context, beta_fast, beta_slow, truncate, attention_factor, dtype
+    if is_dynamo_compiling():
+        cos, sin = _rope.rope_table_op(positions, dim, *options)
+    else:
+        trace = torch._C._get_tracing_state()
+        torch._C._set_tracing_state(None)  # the tables are constants of a trace of torch.jit
+        try:
+            cos, sin = _rope.rope_table_op(positions, dim, *options)
+        finally:
+            torch._C._set_tracing_state(trace)
     return cos.to(device), sin.to(device)
 
 

@@ -27,6 +27,7 @@ def samples(device):
     cos, sin = functional.rope_table(3, 8, device=device)
     positions = torch.arange(3, dtype=torch.int32, device=device)
     gain = torch.rand(2, device=device, requires_grad=True)
+    yield "rope_table", torch.ops.ingot.rope_table.default, (5, 8, 500.0, "yarn", 4.0, 32.0, 32.0, 1.0, True, 0.0, torch.float64)
     h, h16 = torch.randn(4, 8, device=device), torch.randn(4, 16, device=device)
     ops = torch.ops.ingot
     quiet = [p.detach() for p in parameters]

@@ -258,6 +258,48 @@ def test_fx_sees_modules_as_modules(device):
         assert [n.op for n in graph.nodes] == ["placeholder", "call_module", "output"]
 
 
+class RotatesByItsOwnTable(torch.nn.Module):
+    def forward(self, x, base):
+        return functional.rope(x, *functional.rope_table(x.shape[1], x.shape[3], base, scaling="yarn", factor=4.0, original_context=32, device=x.device))
+
+
+@pytest.mark.parametrize("dynamic", (False, True))
+def test_a_table_may_be_made_inside_a_compiled_function(device, dynamic):
+    module = RotatesByItsOwnTable()
+    torch._dynamo.reset()
+    compiled = torch.compile(module, fullgraph=True, dynamic=dynamic, backend="inductor" if DEVICE == "cuda" else "aot_eager")
+    for tokens, base in ((5, 100.0), (7, 100.0), (9, 500.0)):
+        x = torch.randn(2, tokens, 3, 8, device=device)
+        assert torch.equal(compiled(x, base), module(x, base))
+    graphs = []
+
+    def backend(graph, inputs):
+        graphs.append(str(graph.graph))
+        return graph
+
+    with torch.device("meta"):
+        torch._dynamo.reset()
+        assert all(t.is_meta and t.shape == (5, 4) for t in torch.compile(lambda: functional.rope_table(5, 8), fullgraph=True, backend=backend)())
+    assert "rope_table" in graphs[0] and "tracing_state" not in graphs[0]
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::torch.jit.TracerWarning")
+def test_a_table_inside_a_recorded_trace_is_a_constant(device):
+    x = torch.randn(2, 5, 3, 8, device=device)
+    traced = torch.jit.trace(RotatesByItsOwnTable(), (x, torch.tensor(100.0)))
+    assert torch.equal(traced(x, torch.tensor(100.0)), RotatesByItsOwnTable()(x, 100.0)) and "rope_table" not in str(traced.graph)
+
+
+@pytest.mark.parametrize("strict", (False, True))
+def test_a_table_may_be_made_inside_an_exported_function(device, strict):
+    module, x = RotatesByItsOwnTable(), torch.randn(2, 5, 3, 8, device=device)
+    exported = torch.export.export(module, (x, 100.0), dynamic_shapes=({1: torch.export.Dim("tokens", min=3, max=30)}, None), strict=strict)
+    for tokens in (5, 9):
+        x = torch.randn(2, tokens, 3, 8, device=device)
+        assert torch.equal(exported.module()(x, 100.0), module(x, 100.0))
+    assert "ingot.rope_table.default" in {str(node.target) for node in exported.graph.nodes}
+
+
 def test_exports(device):
     net = Net(device)
     x = torch.randn(6, 16, device=device)
