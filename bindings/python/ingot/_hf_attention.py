@@ -15,6 +15,7 @@ from ._op import register as register_operator
 fallbacks = Counter()
 
 _WIDEST_HEAD = 256  # the widest head of the GPU kernels
+_HOLES = "the padding has holes: tokens of a row are not next to each other"
 
 
 class _Mask:
@@ -215,7 +216,7 @@ def make_mask(batch_size, q_length, kv_length, q_offset=0, kv_offset=0, mask_fun
         # The host reads one number per forward pass, as with transformers' own masks.
         state = (_has_holes(real) + 2 * real.all()).item()
         if state == 1:
-            return DenseMask(dense(), "the padding has holes: tokens of a row are not next to each other")
+            return DenseMask(dense(), _HOLES)
         if state == 2 and packed is None:
             return SegmentMask(causal, window, None, None, dense)
         if not causal and packed is None:  # also of keys of another sequence, whose length is not that of the queries
@@ -299,6 +300,8 @@ def _mask_of(mask, module, shape, device, window, is_causal, cu_q, cu_k):
         if mask.dim() != 2 or torch.compiler.is_compiling():
             return DenseMask(mask, "the caller gave a mask of its own")
         real = mask[:, -keys:].bool()  # padding, from a model that makes no masks
+        if _has_holes(real).item():
+            return DenseMask((real[:, None, None] & order()).expand(-1, -1, queries, -1), _HOLES)
         segments = _segments(real.long(), queries) if causal else _segments_of_real_keys(real, queries)
         return SegmentMask(causal, window, *segments, lambda: real[:, None, None] & order())
     if window and not causal:
