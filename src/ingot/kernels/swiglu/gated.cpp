@@ -2,6 +2,7 @@
 // without a single kernel: on a CPU, in f32, and on a GPU for sizes that leave most of the GPU idle.
 #include "ingot/core/dispatch.h"
 #include "ingot/gpu/device.h"
+#include "ingot/kernels/swiglu/product_room.h"
 #include "ingot/kernels/swiglu/swiglu.h"
 #ifdef INGOT_HAS_CUDA_SWIGLU
 #include "ingot/gpu/device_limits.h"
@@ -23,6 +24,9 @@ void gated_dw(const GatedGradients& g, Stream stream);
 #endif
 
 namespace {
+
+using detail::product_room;
+using detail::with_product_room;
 
 void check_device(const char* op, Device device) {
   if (device.kind == Device::cpu) return;
@@ -90,17 +94,6 @@ int64_t half_bytes(int64_t rows, int64_t hidden, DType dtype) {
 Tensor half_of(const Tensor& workspace, int which, int64_t rows, int64_t hidden, DType dtype) {
   return Tensor(static_cast<char*>(workspace.data) + which * half_bytes(rows, hidden, dtype), dtype, {rows, hidden},
                 workspace.device);
-}
-
-// The memory after the halves is workspace for cuBLASLt, which has fewer algorithms without workspace.
-Tensor product_room(const Tensor& workspace, int64_t before) {
-  const int64_t begin = (before + 255) / 256 * 256, bytes = linear_workspace_bytes(workspace.device);
-  if (bytes == 0) return {};
-  return Tensor(static_cast<char*>(workspace.data) + begin, DType::u8, {bytes}, workspace.device);
-}
-int64_t with_product_room(int64_t before, Device device) {
-  const int64_t bytes = linear_workspace_bytes(device);
-  return bytes == 0 ? before : (before + 255) / 256 * 256 + bytes;
 }
 
 bool is_fused([[maybe_unused]] const GatedLinear& g) {

@@ -1,6 +1,8 @@
 // gated_linear and its backward on a GPU, fused and in pieces, against fp64.
 #include <gtest/gtest.h>
 
+#include <memory>
+
 #include "ingot/gpu/cublaslt.h"
 #include "ingot/kernels/swiglu/gated_case.test.h"
 #include "ingot/testing/device_buffer.h"
@@ -341,6 +343,71 @@ TEST_F(GatedLinearCuda, FrozenInputAndFrozenWeights) {
   EXPECT_EQ(values(same.host()), values(dx.host()));
   for (int half : {0, 1}) EXPECT_EQ(again.rows(half), dw.rows(half));  // the rows between are never written: NaN
 }
+// swiglu and swiglu_backward against the same functions in fp64 on a CPU. Every stored tensor is rounded once, and at
+// most eight roundings lie on the way to a result, so the norm of its error is at most eight roundings of its norm.
+TEST_F(GatedLinearCuda, AGatedMlpIsTheCpus) {
+  struct Sizes {
+    int64_t rows, channels, hidden, out;
+  };
+  for (const Sizes s : {Sizes{5, 24, 40, 16}, {300, 136, 712, 72}})
+    for (const DType type : {DType::bf16, DType::f16}) {
+      SCOPED_TRACE(::testing::Message() << s.rows << " rows in " << type);
+      const Shape shapes[] = {{s.rows, s.channels},   {s.hidden, s.channels}, {s.hidden, s.channels},
+                              {s.out, s.hidden},      {s.rows, s.out},        {s.out, s.hidden},
+                              {s.hidden, s.channels}, {s.rows, s.channels},   {s.rows, s.out},
+                              {s.rows, s.hidden},     {s.rows, s.hidden}};
+      enum { x, w_gate, w_up, w_down, dy, dw_down, dw_gate, dx, y, gate, up };
+      constexpr int kGiven = 7;  // up to dw_gate, to which the gradient is added
+      std::vector<std::unique_ptr<DeviceBuffer>> got;
+      std::vector<std::unique_ptr<testing::Buffer>> want;
+      for (int i = 0; i <= up; ++i) {
+        got.push_back(std::make_unique<DeviceBuffer>(type, shapes[i]));
+        want.push_back(std::make_unique<testing::Buffer>(DType::f64, shapes[i]));
+        if (i >= kGiven) continue;
+        testing::fill_normal(got[i]->host(), uint64_t(i + 1),
+                             i == x || i >= dy ? 1 : 1 / std::sqrt(double(shapes[i][-1])));
+        const std::vector<double> v = values(got[i]->host());
+        std::copy(v.begin(), v.end(), want[i]->tensor().ptr<double>());
+        got[i]->upload();
+      }
+      const auto run = [&](const auto& t, const Tensor& workspace) {
+        swiglu({.x = *t[x],
+                .w_gate = *t[w_gate],
+                .w_up = *t[w_up],
+                .w_down = *t[w_down],
+                .y = *t[y],
+                .gate = *t[gate],
+                .up = *t[up],
+                .workspace = workspace},
+               {});
+        swiglu_backward({.dy = *t[dy],
+                         .x = *t[x],
+                         .w_gate = *t[w_gate],
+                         .w_up = *t[w_up],
+                         .w_down = *t[w_down],
+                         .gate = *t[gate],
+                         .up = *t[up],
+                         .dx = *t[dx],
+                         .dw_gate = *t[dw_gate],
+                         .dw_down = *t[dw_down],
+                         .workspace = workspace},
+                        {});
+      };
+      const DeviceBuffer room(DType::u8, {swiglu_workspace_bytes(s.rows, s.hidden, type, {Device::cuda, 0})});
+      testing::Buffer there(DType::u8, {swiglu_workspace_bytes(s.rows, s.hidden, DType::f64, {})});
+      run(got, room);
+      run(want, there);
+      for (const int i : {int(y), int(dx), int(dw_gate), int(dw_down)}) {
+        got[i]->download();
+        const std::vector<double> a = values(got[i]->host()), b = values(*want[i]);
+        double error = 0, norm = 0;
+        for (size_t n = 0; n < a.size(); ++n) error += (a[n] - b[n]) * (a[n] - b[n]), norm += b[n] * b[n];
+        EXPECT_LE(std::sqrt(error / norm), 8 * roundoff(type)) << "result " << i;
+        EXPECT_TRUE(got[i]->untouched()) << "result " << i;
+      }
+    }
+}
+
 TEST_F(GatedLinearCuda, WorksInAGraph) {
   if (testing::kEmulated) GTEST_SKIP() << "too large for the emulator";
   const GatedCase c{.rows = 1536, .channels = 136, .hidden = 712, .type = DType::bf16};

@@ -7,6 +7,7 @@
 #include "ingot/core/cpu/cpu.h"
 #include "ingot/core/cpu/thread_pool.h"
 #include "ingot/core/dispatch.h"
+#include "ingot/kernels/swiglu/product_room.h"
 #include "ingot/kernels/swiglu/swiglu.simd.h"
 
 INGOT_SIMD_DECLARE(void swiglu_gate_span(int64_t n, const float* gate, const float* up, float* h,
@@ -147,6 +148,11 @@ void check_workspace(const char* op, const Tensor& t, int64_t bytes, Device devi
   INGOT_CHECK(bytes == 0 || (t.dtype == DType::u8 && t.contiguous() && t.numel() >= bytes), op, ": workspace: found ",
               t.numel(), " elements of ", t.dtype, ", expected at least ", bytes, " contiguous bytes");
 }
+// The two halves of the workspace, (T, H) each.
+int64_t halves_bytes(int64_t rows, int64_t hidden, DType dtype) {
+  return 2 * ((rows * hidden * size_of(dtype) + 63) / 64 * 64);
+}
+
 void check_pieces(const char* op, const Swiglu& s) {
   const int64_t rows = s.x.rows(), channels = s.x.cols(), hidden = s.w_gate.rows();
   INGOT_CHECK(!s.options.interleaved, op, ": found interleaved columns, expected two weight matrices");
@@ -208,6 +214,7 @@ void swiglu_gate_backward(const SwigluGateBackward& s, Stream stream) {
 void swiglu(const Swiglu& s, Stream stream) {
   check_pieces("swiglu", s);
   const Tensor h(s.workspace.data, s.x.dtype, {s.x.rows(), s.w_gate.rows()}, s.x.device);
+  const Tensor room = detail::product_room(s.workspace, halves_bytes(s.x.rows(), s.w_gate.rows(), s.x.dtype));
   gated_linear({.x = s.x,
                 .w_gate = s.w_gate,
                 .w_up = s.w_up,
@@ -216,10 +223,11 @@ void swiglu(const Swiglu& s, Stream stream) {
                 .h = h,
                 .gate = s.gate,
                 .up = s.up,
+                .workspace = room,
                 .options = s.options,
                 .products = s.products},
                stream);
-  linear({.x = h, .w = s.w_down, .b = s.b_down, .y = s.y, .products = s.products}, stream);
+  linear({.x = h, .w = s.w_down, .b = s.b_down, .y = s.y, .products = s.products, .workspace = room}, stream);
 }
 
 void swiglu_backward(const SwigluBackward& s, Stream stream) {
@@ -235,13 +243,15 @@ void swiglu_backward(const SwigluBackward& s, Stream stream) {
   const int64_t rows = s.x.rows(), hidden = s.w_gate.rows();
   char* memory = static_cast<char*>(s.workspace.data);
   const Tensor first(memory, s.x.dtype, {rows, hidden}, s.x.device);
-  const Tensor second(memory + swiglu_workspace_bytes(rows, hidden, s.x.dtype, s.x.device) / 2, s.x.dtype,
-                      {rows, hidden}, s.x.device);
+  const int64_t halves = halves_bytes(rows, hidden, s.x.dtype);
+  const Tensor second(memory + halves / 2, s.x.dtype, {rows, hidden}, s.x.device);
+  const Tensor room = detail::product_room(s.workspace, halves);
   if (s.dw_down || s.db_down) {
     if (s.dw_down) swiglu_gate({.gate = s.gate, .up = s.up, .h = first, .options = s.options}, stream);
-    linear_backward({.dy = s.dy, .x = first, .dw = s.dw_down, .db = s.db_down, .products = s.products}, stream);
+    linear_backward(
+        {.dy = s.dy, .x = first, .dw = s.dw_down, .db = s.db_down, .products = s.products, .workspace = room}, stream);
   }
-  linear_backward({.dy = s.dy, .w = s.w_down, .dx = second, .products = s.products}, stream);
+  linear_backward({.dy = s.dy, .w = s.w_down, .dx = second, .products = s.products, .workspace = room}, stream);
   // h is no longer needed, so dgate is written to its memory; dup replaces dh element by element.
   swiglu_gate_backward({.gate = s.gate, .up = s.up, .dh = second, .dgate = first, .dup = second, .options = s.options},
                        stream);
@@ -255,13 +265,14 @@ void swiglu_backward(const SwigluBackward& s, Stream stream) {
                          .dw_up = s.dw_up,
                          .db_gate = s.db_gate,
                          .db_up = s.db_up,
+                         .workspace = room,
                          .options = s.options,
                          .products = s.products},
                         stream);
 }
 
-int64_t swiglu_workspace_bytes(int64_t rows, int64_t hidden, DType dtype, Device) {
-  return 2 * ((rows * hidden * size_of(dtype) + 63) / 64 * 64);
+int64_t swiglu_workspace_bytes(int64_t rows, int64_t hidden, DType dtype, Device device) {
+  return detail::with_product_room(halves_bytes(rows, hidden, dtype), device);
 }
 
 }  // namespace ingot
