@@ -139,7 +139,7 @@ void check_weight_tiles(const WeightMatrix& w, const char* op, const char* name)
   INGOT_CHECK(has_weight_tiles(w.format), op, ": ", name, ": found weight tiles of ", w.format,
               ", expected bf16, fp8 or mxfp4");
   INGOT_CHECK(w.data.rank() == 2 || w.data.rank() == 3, op, ": ", name, ": found weight tiles of shape ", w.data.shape,
-              ", expected (bands, bytes), or one dimension more for a bank");
+              ", expected (row tiles, bytes), or one dimension more for a bank");
   INGOT_CHECK(
       w.data.dtype == DType::u8 && w.data.contiguous() && !w.scales && w.data.size(-2) == row_tile_count(w.n) &&
           w.data.size(-1) == row_tile_bytes(w.format, w.k) && (w.format != WeightFormat::mxfp4 || w.k % kMxBlock == 0),

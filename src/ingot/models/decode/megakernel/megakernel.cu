@@ -175,7 +175,7 @@ void run_megakernel(const Model& m, const Buffers& b, const Step& step, const Pe
   if (how.prefiltered) {
     INGOT_CHECK(supports_prefilter(m, limits) && m.prefilter.rows != nullptr && step.head_rows == 1 && !traced,
                 "decode token: found the int8 prefilter requested for a model without one, for ", step.head_rows,
-                " rows of logits, or with a trace, expected a greedy token of one row");
+                " rows of logits, or with a trace, expected a model with one, one row and no trace");
     token.head.w = m.prefilter.codes;
     token.head.y = b.own_logits;  // in this GPU's own memory, because the kernel reads the logits again
     head = {m.head, m.prefilter.rows, b.own_logits + plan.vocab, b.lower_bounds};
