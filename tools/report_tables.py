@@ -56,7 +56,7 @@ NOT_OF_PYTORCH = {*PACKAGES, "origin", "tiny_cuda_nn", "llama.cpp", "one GPU", "
 
 
 def versions_of_peers(report):
-    """The versions of PyTorch and of the packages of the peers, as the report knows them. Reports before 2026-12 know PyTorch's alone."""
+    """The versions of PyTorch and of the packages of the peers, as the report knows them. Older reports know PyTorch's alone."""
     peers, known = {peer for r in report["results"] for peer in r.get("peers", {})} - NO_RIVALS, report.get("versions", {})
     found = [f"PyTorch {report['torch'].split('+')[0]}"] if "torch" in report and peers - NOT_OF_PYTORCH | peers & {"cudnn"} else []
     packages = sorted({PACKAGES[peer] for peer in peers & PACKAGES.keys()} | {OF_SUITES.get(report["suite"])} & known.keys())
@@ -284,7 +284,7 @@ def archive_load_table(report):
     layers = "all" if report["layers"] == report["of_layers"] else f"{report['layers']} of"
     yield (f"An archive of GPT-OSS-20B's shape, {layers} its {report['of_layers']} layers and the whole vocabulary: "
            f"{report['archive_bytes'] / 1e9:.2f} GB of random numbers. {report['cpu']}, {report['threads']} threads, its virtual disk, "
-           f"{report['date']}; medians of {len(report['rounds'])} rounds, `python3 bench/archive_load.py`.")
+           f"{report['date']}; medians of {len(report['rounds'])} rounds, `python3 bench/archive_load.py --program PROGRAM --dir FOLDER`.")
     yield ""
     yield "| from a cold disk | seconds | relative to dd |"
     yield "|---|---:|---:|"
@@ -297,7 +297,7 @@ def archive_load_table(report):
 def write_files_table(report):
     copy = report["results"][0]["bytes"] / report["results"][0]["seconds"]
     yield (f"{report['cpu']}, {report['threads']} threads, files in {report['place']}, {report['date']}; the checkpoint has {report['layers']} of GPT-OSS-20B's {report['of_layers']} layers and "
-           f"the whole vocabulary. Medians of {len(report['results'][0]['rounds'])} rounds, `python3 bench/write_files.py`.")
+           f"the whole vocabulary. Medians of {len(report['results'][0]['rounds'])} rounds, `python3 bench/write_files.py --program PROGRAM`.")
     yield ""
     yield "| | GB | seconds | GB/s | relative to cp |"
     yield "|---|---:|---:|---:|---:|"

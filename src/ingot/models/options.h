@@ -53,8 +53,8 @@ constexpr int64_t kMostSlots = 128, kManySlots = 64;          // the most slots 
 DecoderOptions with_default_slots(DecoderOptions options, int64_t model_context);
 // The options of a model on GPUs. `fits` returns whether the GPUs have room for a number of slots of a number of
 // tokens. The context is the first of the model's context, its half and so on down to kDefaultContext with room for
-// kManySlots slots, or for the given number; the slots are then as many as fit, at most kMostSlots. If not even one
-// slot of kDefaultContext tokens fits, contexts continue down to 1,024.
+// kManySlots slots, or for the given number; the slots are then as many as fit, at most kMostSlots. Contexts continue
+// down to 1,024 as long as fewer slots than the given number fit or, without a number, not even one.
 DecoderOptions choose_slots(DecoderOptions options, int64_t model_context,
                             const std::function<bool(int64_t slots, int64_t context)>& fits);
 

@@ -164,9 +164,11 @@ void add_serve(Command& root) {
       .negated();
   c.integer("--queue N", o->waiting, 0, 1 << 20,
             "most requests that wait for a slot; further requests get status 429 (default: 64)");
-  c.integer("--context N", o->context, 0, 1 << 30,
-            "most tokens of a request and its answer; 0: the longest context, down to 8192, for which --slots or 64 "
-            "slots fit into the GPU's memory; on a CPU 8192 or the model's context (default: 0)");
+  c.integer(
+      "--context N", o->context, 0, 1 << 30,
+      "most tokens of a request and its answer; 0: on a GPU, the longest context, down to 8192, for which --slots or "
+      "64 slots fit into its memory, and down to 1024 where otherwise not all of --slots or not even one slot "
+      "would fit; on a CPU 8192 or the model's context (default: 0)");
   c.integer("--connections N", o->connections, 1, kMostConnections, "most connections at a time (default: 256)");
   c.integer("--connections-of-one N", o->connections_of_one, 0, kMostConnections,
             "most connections at a time from one address; 0: no limit per address (default: 0)");
