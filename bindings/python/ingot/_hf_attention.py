@@ -79,17 +79,18 @@ def _traced_window(options):
 def _pattern(function, options):
     """Returns (causal, window, numbers of packed sequences or None) for a mask function of transformers, or None for a pattern that is not one of
     these."""
-    from transformers import masking_utils
+    # Not `from transformers import masking_utils`: torch.compile of PyTorch 2.11 cannot trace an import from transformers' lazy module.
+    from transformers.masking_utils import bidirectional_mask_function, causal_mask_function
 
-    if function in (masking_utils.causal_mask_function, masking_utils.bidirectional_mask_function):
-        return function is masking_utils.causal_mask_function, 0, None
+    if function in (causal_mask_function, bidirectional_mask_function):
+        return function is causal_mask_function, 0, None
     if torch.compiler.is_compiling():  # torch.compile does not trace the reading of a closure
         window = _traced_window(options)
         # transformers allows the skip where the mask is the pattern of create_sliding_window_causal_mask alone.
         return (True, window, None) if window and options.get("allow_is_causal_skip") else None
     causal, window, packed, within = False, 0, None, False
     for part, variables in _parts(function):
-        name = part.__qualname__ if part.__module__ == masking_utils.__name__ else None
+        name = part.__qualname__ if part.__module__ == "transformers.masking_utils" else None
         if name == "causal_mask_function":
             causal = True
         elif name == "sliding_window_overlay.<locals>.inner_mask":
@@ -180,16 +181,16 @@ def _traced_mask(batch_size, length, mask_function, padding, dense, window, opti
 
 def make_mask(batch_size, q_length, kv_length, q_offset=0, kv_offset=0, mask_function=None, attention_mask=None, **options):
     """A SegmentMask where the kernels support the pattern, otherwise a DenseMask. Called by transformers.masking_utils."""
-    from transformers import masking_utils
+    from transformers.masking_utils import prepare_padding_mask, sdpa_mask
 
     if isinstance(attention_mask, _Mask):  # made by an earlier call, for example by `generate` for a static cache
         return attention_mask
-    padding = masking_utils.prepare_padding_mask(attention_mask, kv_length, kv_offset)
+    padding = prepare_padding_mask(attention_mask, kv_length, kv_offset)
 
     def dense():
         named = {**options, "allow_is_causal_skip": False, "allow_is_bidirectional_skip": False}
-        return masking_utils.sdpa_mask(batch_size, q_length, kv_length, q_offset=q_offset, kv_offset=kv_offset, mask_function=mask_function,
-                                       attention_mask=attention_mask, **named)
+        return sdpa_mask(batch_size, q_length, kv_length, q_offset=q_offset, kv_offset=kv_offset, mask_function=mask_function,
+                         attention_mask=attention_mask, **named)
 
     # A trace of a model without a cache, as in training: only transformers' own patterns take index tensors, which use_vmap=False says.
     traced = (torch.compiler.is_dynamo_compiling() and q_length == kv_length and isinstance(q_offset, int) and (q_offset, kv_offset) == (0, 0)

@@ -278,6 +278,15 @@ def test_a_compiled_model_refuses_masks_that_are_no_segments_when_it_runs():
     mask[1, 4:7] = 0
     with pytest.raises(ValueError, match="more than causal"):
         run(ids, attention_mask=mask)
+
+
+@on_cpu
+def test_a_compiled_model_refuses_images_whose_tokens_see_each_other():
+    m, inputs = model_of_images("eager")
+    try:
+        compiled(m)(**inputs)
+    except torch._dynamo.exc.TorchDynamoException as e:
+        pytest.skip(f"PyTorch {torch.__version__} does not compile the model with eager attention either: {type(e).__name__}")
     m, inputs = model_of_images("ingot")
     with pytest.raises(ValueError, match="more than causal"):
         compiled(m)(**inputs)
