@@ -51,6 +51,15 @@ class Reports(unittest.TestCase):
                 self.assertNotEqual(after, before)
                 before = after
 
+    def test_the_report_of_the_hosts_time_depends_on_modules_and_not_on_models(self):
+        of = {suite: {p.relative_to(ROOT).as_posix() for p in reports.files_of(suite)} for suite in ("host_cost", "models")}
+        package = "bindings/python/ingot/"
+        for used in ("nn.py", "_op.py", "_rms_norm.py", "_mlp.py", "__init__.py"):
+            self.assertIn(package + used, of["host_cost"])
+        for unused in ("hf.py", "_hf_attention.py", "engine.py"):
+            self.assertNotIn(package + unused, of["host_cost"])
+            self.assertIn(package + unused, of["models"])
+
     def test_a_report_stays_valid_after_a_change_that_leaves_all_kernels_unchanged(self):
         names = ["src/ingot/kernels/rmsnorm/rmsnorm.cu", "src/ingot/gpu/launch.h", "src/ingot/core/tensor.h", "cmake/IngotCuda.cmake",
                  "cmake/IngotFlags.cmake"]

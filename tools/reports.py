@@ -13,6 +13,8 @@ ROOMS = {"mlp": ["mlp", "activation"], "swiglu": ["swiglu", "linear"], "gate": [
          "experts": ["expert_linear"], "host_cost": ["rmsnorm", "mlp"]}
 # Folders outside the rooms that a suite exercises.
 ELSEWHERE = {"host_cost": ["bindings/python/native", "bindings/python/ingot"]}
+# Files in these places that the measured calls do not run: host_cost times modules of ingot.nn alone, not models of transformers and not the engine.
+NOT_RUN = {"host_cost": re.compile(r"bindings/python/ingot/(hf|_hf_\w+|engine)\.pyi?")}
 # Code under every suite besides its rooms: src/gpu, src/core and the files of the compilers' flags.
 COMMON = ["src/ingot/gpu", "src/ingot/core", "cmake/IngotCuda.cmake", "cmake/IngotFlags.cmake"]
 # The rooms and folders that compute a token: attention, router, quantised weights, sampling and the model's own folders.
@@ -106,7 +108,8 @@ def files_of(suite, root=ROOT):
         if not path.exists():
             raise FileNotFoundError(f"suite {suite}: found no {place}")
         found = [path] if path.is_file() else [p for p in path.rglob("*") if p.is_file() and p.suffix in SOURCES]
-        yield from (p for p in found if not any(part in p.name for part in (".test.", ".bench.", ".native.", ".fuzz.")) and p.parent.name != "emulation")
+        yield from (p for p in found if not any(part in p.name for part in (".test.", ".bench.", ".native.", ".fuzz.")) and p.parent.name != "emulation"
+                    and not (suite in NOT_RUN and NOT_RUN[suite].fullmatch(p.relative_to(root).as_posix())))
 
 
 def tree_hash(suite, root=ROOT):
