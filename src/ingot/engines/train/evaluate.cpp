@@ -10,6 +10,13 @@
 
 namespace ingot {
 
+Score mean_score(const DocumentScore& sums) {
+  return {.loss = sums.targets > 0 ? sums.loss_sum / double(sums.targets) : 0,
+          .bits_per_byte = sums.bytes > 0 ? bits_per_byte(sums.loss_sum, sums.bytes) : 0,
+          .targets = sums.targets,
+          .bytes = sums.bytes};
+}
+
 Score score(const GptConfig& config, const GptWeights& weights, const Tokenizer& tokenizer,
             std::shared_ptr<const TokenSource> source, const ScoreOptions& options,
             std::vector<DocumentScore>* documents) {
@@ -69,17 +76,15 @@ Score score(const GptConfig& config, const GptWeights& weights, const Tokenizer&
     options.ranks->gather_bytes(sums.data(), int64_t(sums.size() * sizeof(Sums)), all.data());
     for (size_t i = 0; i < sums.size(); ++i) sums[i] = all[i % size_t(world) * sums.size() + i];
   }
-  Score total;
-  double sum = 0;
+  DocumentScore sum;
   for (const Sums& s : sums) {
-    sum += s.loss;
-    total.targets += s.targets;
-    total.bytes += s.bytes;
+    sum.loss_sum += s.loss;
+    sum.targets += s.targets;
+    sum.bytes += s.bytes;
   }
-  if (!std::isfinite(sum))
-    fail(ErrorCode::numeric, "scoring ", name, ": found a loss of ", sum, ", expected a finite number");
-  total.loss = total.targets > 0 ? sum / double(total.targets) : 0;
-  total.bits_per_byte = total.bytes > 0 ? bits_per_byte(sum, total.bytes) : 0;
+  if (!std::isfinite(sum.loss_sum))
+    fail(ErrorCode::numeric, "scoring ", name, ": found a loss of ", sum.loss_sum, ", expected a finite number");
+  Score total = mean_score(sum);
   total.seconds = seconds_since(start);
   return total;
 }

@@ -21,6 +21,8 @@ struct DocumentScore {
   double loss_sum = 0;
   int64_t targets = 0, bytes = 0;
 };
+// The score of one or several documents from their sums, without its seconds.
+Score mean_score(const DocumentScore& sums);
 
 struct ScoreOptions {
   int64_t batch_tokens = 4096;

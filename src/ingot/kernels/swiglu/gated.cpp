@@ -2,8 +2,8 @@
 // without a single kernel: on a CPU, in f32, and on a GPU for sizes that leave most of the GPU idle.
 #include "ingot/core/dispatch.h"
 #include "ingot/gpu/device.h"
-#include "ingot/kernels/swiglu/product_room.h"
 #include "ingot/kernels/swiglu/swiglu.h"
+#include "ingot/kernels/swiglu/workspace.h"
 #ifdef INGOT_HAS_CUDA_SWIGLU
 #include "ingot/gpu/device_limits.h"
 #include "ingot/gpu/generation.h"
@@ -25,6 +25,8 @@ void gated_dw(const GatedGradients& g, Stream stream);
 
 namespace {
 
+using detail::half_bytes;
+using detail::half_of;
 using detail::product_room;
 using detail::with_product_room;
 
@@ -86,14 +88,6 @@ void check(const GatedLinear& g) {
   if (g.gate) check_matrix(op, "gate", g.gate, s.rows, s.hidden, g.x.dtype, g.x.device);
   if (g.gate) check_matrix(op, "up", g.up, s.rows, s.hidden, g.x.dtype, g.x.device);
   check_workspace(op, g.workspace, gated_linear_workspace_bytes(g), g.x.device);
-}
-
-int64_t half_bytes(int64_t rows, int64_t hidden, DType dtype) {
-  return (rows * hidden * size_of(dtype) + 63) / 64 * 64;
-}
-Tensor half_of(const Tensor& workspace, int which, int64_t rows, int64_t hidden, DType dtype) {
-  return Tensor(static_cast<char*>(workspace.data) + which * half_bytes(rows, hidden, dtype), dtype, {rows, hidden},
-                workspace.device);
 }
 
 bool is_fused([[maybe_unused]] const GatedLinear& g) {

@@ -7,8 +7,8 @@
 #include "ingot/core/cpu/cpu.h"
 #include "ingot/core/cpu/thread_pool.h"
 #include "ingot/core/dispatch.h"
-#include "ingot/kernels/swiglu/product_room.h"
 #include "ingot/kernels/swiglu/swiglu.simd.h"
+#include "ingot/kernels/swiglu/workspace.h"
 
 INGOT_SIMD_DECLARE(void swiglu_gate_span(int64_t n, const float* gate, const float* up, float* h,
                                          const detail::GateConstants& k);
@@ -148,11 +148,6 @@ void check_workspace(const char* op, const Tensor& t, int64_t bytes, Device devi
   INGOT_CHECK(bytes == 0 || (t.dtype == DType::u8 && t.contiguous() && t.numel() >= bytes), op, ": workspace: found ",
               t.numel(), " elements of ", t.dtype, ", expected at least ", bytes, " contiguous bytes");
 }
-// The two halves of the workspace, (T, H) each.
-int64_t halves_bytes(int64_t rows, int64_t hidden, DType dtype) {
-  return 2 * ((rows * hidden * size_of(dtype) + 63) / 64 * 64);
-}
-
 void check_pieces(const char* op, const Swiglu& s) {
   const int64_t rows = s.x.rows(), channels = s.x.cols(), hidden = s.w_gate.rows();
   INGOT_CHECK(!s.options.interleaved, op, ": found interleaved columns, expected two weight matrices");
@@ -213,8 +208,9 @@ void swiglu_gate_backward(const SwigluGateBackward& s, Stream stream) {
 // The gated MLP is a gated linear layer and a linear layer, on any device.
 void swiglu(const Swiglu& s, Stream stream) {
   check_pieces("swiglu", s);
-  const Tensor h(s.workspace.data, s.x.dtype, {s.x.rows(), s.w_gate.rows()}, s.x.device);
-  const Tensor room = detail::product_room(s.workspace, halves_bytes(s.x.rows(), s.w_gate.rows(), s.x.dtype));
+  const int64_t rows = s.x.rows(), hidden = s.w_gate.rows();
+  const Tensor h = detail::half_of(s.workspace, 0, rows, hidden, s.x.dtype);
+  const Tensor room = detail::product_room(s.workspace, 2 * detail::half_bytes(rows, hidden, s.x.dtype));
   gated_linear({.x = s.x,
                 .w_gate = s.w_gate,
                 .w_up = s.w_up,
@@ -241,11 +237,9 @@ void swiglu_backward(const SwigluBackward& s, Stream stream) {
                                    .workspace = s.workspace,
                                    .options = s.options});
   const int64_t rows = s.x.rows(), hidden = s.w_gate.rows();
-  char* memory = static_cast<char*>(s.workspace.data);
-  const Tensor first(memory, s.x.dtype, {rows, hidden}, s.x.device);
-  const int64_t halves = halves_bytes(rows, hidden, s.x.dtype);
-  const Tensor second(memory + halves / 2, s.x.dtype, {rows, hidden}, s.x.device);
-  const Tensor room = detail::product_room(s.workspace, halves);
+  const Tensor first = detail::half_of(s.workspace, 0, rows, hidden, s.x.dtype);
+  const Tensor second = detail::half_of(s.workspace, 1, rows, hidden, s.x.dtype);
+  const Tensor room = detail::product_room(s.workspace, 2 * detail::half_bytes(rows, hidden, s.x.dtype));
   if (s.dw_down || s.db_down) {
     if (s.dw_down) swiglu_gate({.gate = s.gate, .up = s.up, .h = first, .options = s.options}, stream);
     linear_backward(
@@ -272,7 +266,7 @@ void swiglu_backward(const SwigluBackward& s, Stream stream) {
 }
 
 int64_t swiglu_workspace_bytes(int64_t rows, int64_t hidden, DType dtype, Device device) {
-  return detail::with_product_room(halves_bytes(rows, hidden, dtype), device);
+  return detail::with_product_room(2 * detail::half_bytes(rows, hidden, dtype), device);
 }
 
 }  // namespace ingot

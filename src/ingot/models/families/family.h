@@ -38,8 +38,8 @@ ArchivedModel archived_family(const std::string& path);
 DecoderWeights family_shapes(const std::string& path, const DecoderSpec& spec);
 int64_t family_weight_bytes(const std::string& path, const DecoderSpec& spec);
 
-// Whether the path is a directory with a model type other than GPT-OSS's in config.json, a GGUF file of an architecture
-// other than GPT-OSS, or an archive made from one of these.
+// Whether the path holds a model of another architecture than GPT-OSS: a directory whose config.json says so, a GGUF
+// file, or an archive that was converted from such a directory or file.
 bool is_family(const std::string& path);
 
 }  // namespace ingot

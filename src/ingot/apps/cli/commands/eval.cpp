@@ -125,7 +125,7 @@ Score score_run(const TrainedModel& model, DeviceChoice device, const std::share
     for (const DocumentScore& d : documents) sum.loss_sum += d.loss_sum, sum.targets += d.targets, sum.bytes += d.bytes;
     // Without a start token, the first token of each document is no target.
     const int64_t no_targets = source->bos() >= 0 ? 1 : int64_t(documents.size());
-    fail_stopped(score_of(sum.loss_sum, sum.targets, sum.bytes), source->size() - no_targets);
+    fail_stopped(sum, source->size() - no_targets);
   }
 }
 
@@ -151,7 +151,7 @@ void eval_ids(const EvalCommand& o) {
       return sequence_losses(*model.decoder, ids, [&] { return interrupt.asked(); });
     } catch (const Error& e) {
       if (e.code != ErrorCode::interrupted) throw;
-      fail_stopped(score_of(sum, targets, 0), all);
+      fail_stopped({.loss_sum = sum, .targets = targets}, all);
     }
   };
   for (size_t i = 0; i < lists.size(); ++i) {
@@ -184,9 +184,8 @@ void check_windows(const EvalCommand& o, int64_t context, int64_t most) {
 
 // --- text under a published checkpoint
 
-struct Scored {
-  double loss_sum = 0;
-  int64_t targets = 0, bytes = 0, windows = 0;
+struct Scored : DocumentScore {  // of all documents
+  int64_t windows = 0;
 };
 
 std::vector<std::vector<int32_t>> encoded(const std::vector<Document>& documents, const Tokenizer& tokenizer) {
@@ -246,14 +245,13 @@ void eval_text_of_checkpoint(const EvalCommand& o, const std::string& path) {
       });
   } catch (const Error& e) {
     if (e.code != ErrorCode::interrupted) throw;
-    fail_stopped(score_of(s.loss_sum, s.targets, s.bytes), targets);
+    fail_stopped(s, targets);
   }
-  const double loss = s.loss_sum / double(s.targets), seconds = bar.seconds();
-  const double bits = s.bytes > 0 ? bits_per_byte(s.loss_sum, s.bytes) : 0;
+  const Score score = mean_score(s);
+  const double seconds = bar.seconds();
   if (!o.json)
     return write_out(o.data + " (" + counted(int64_t(ids.size()), "document") + ", " + counted(s.windows, "window") +
-                     "): perplexity " + fixed(std::exp(loss), 3) + ", " +
-                     score_line({.loss = loss, .bits_per_byte = bits, .targets = s.targets, .bytes = s.bytes}) + "\n");
+                     "): perplexity " + fixed(std::exp(score.loss), 3) + ", " + score_line(score) + "\n");
   const OrderedJson report = {{"model", path},
                               {"data", o.data},
                               {"layers", o.on.layers},
@@ -261,9 +259,9 @@ void eval_text_of_checkpoint(const EvalCommand& o, const std::string& path) {
                               {"windows", s.windows},
                               {"targets", s.targets},
                               {"bytes", s.bytes},
-                              {"loss", loss},
-                              {"perplexity", perplexity_json(loss)},
-                              {"bits_per_byte", bits},
+                              {"loss", score.loss},
+                              {"perplexity", perplexity_json(score.loss)},
+                              {"bits_per_byte", score.bits_per_byte},
                               {"context", context},
                               {"stride", o.stride},
                               {"seconds", seconds},

@@ -133,10 +133,10 @@ AdaptedScore score_adapted(const AdaptationCommand& o, const TrainedModel& model
   std::unique_ptr<AtomicFile> log;
   std::string own_log;  // the log of this rank, if there are several ranks
   if (!o.log.empty() && o.is_first()) log = std::make_unique<AtomicFile>(o.log);
-  double loss_sum = 0;
-  int64_t targets = 0, all_targets = 0;
+  DocumentScore so_far;
+  int64_t all_targets = 0;
   options.listener = [&](const AdaptationEvent& e) {
-    if (e.kind == AdaptationEvent::score) loss_sum += e.loss_sum, targets += e.end - e.first;
+    if (e.kind == AdaptationEvent::score) so_far.loss_sum += e.loss_sum, so_far.targets += e.end - e.first;
     if (!o.log.empty() && o.others)
       own_log += line_of(e);
     else if (log)
@@ -153,7 +153,7 @@ AdaptedScore score_adapted(const AdaptationCommand& o, const TrainedModel& model
         ingot::score_adapted(model.config, there.weights(), *model.tokenizer, std::move(source), options, documents);
   } catch (const Error& e) {
     if (e.code != ErrorCode::interrupted || o.others) throw;  // a rank knows its own documents only
-    fail_stopped(score_of(loss_sum, targets, 0), all_targets);
+    fail_stopped(so_far, all_targets);
   }
   if (!o.log.empty() && o.others) {
     const std::string all = of_all_ranks(own_log, *o.others);

@@ -179,17 +179,11 @@ std::string score_line(const Score& s) {
   if (s.bytes > 0) line += ", " + fixed(s.bits_per_byte, 4) + " bits per byte";
   return line + " over " + with_commas(s.targets) + " tokens (" + with_commas(s.bytes) + " bytes)";
 }
-Score score_of(double loss_sum, int64_t targets, int64_t bytes) {
-  return {.loss = targets > 0 ? loss_sum / double(targets) : 0,
-          .bits_per_byte = bytes > 0 ? bits_per_byte(loss_sum, bytes) : 0,
-          .targets = targets,
-          .bytes = bytes};
-}
-void fail_stopped(const Score& so_far, int64_t all) {
+void fail_stopped(const DocumentScore& so_far, int64_t all) {
   if (so_far.targets == 0) fail(ErrorCode::interrupted, "stopped by a signal before any token was scored");
-  fail(ErrorCode::interrupted, "stopped by a signal after ", with_commas(so_far.targets), " of ", with_commas(all),
-       " tokens: loss ", fixed(so_far.loss, 4),
-       so_far.bytes > 0 ? ", " + fixed(so_far.bits_per_byte, 4) + " bits per byte" : "");
+  const Score s = mean_score(so_far);
+  fail(ErrorCode::interrupted, "stopped by a signal after ", with_commas(s.targets), " of ", with_commas(all),
+       " tokens: loss ", fixed(s.loss, 4), s.bytes > 0 ? ", " + fixed(s.bits_per_byte, 4) + " bits per byte" : "");
 }
 
 Continued continue_text(Generator& generator, const Tokenizer& tokenizer, const Continuation& c) {

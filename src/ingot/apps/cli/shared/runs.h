@@ -61,12 +61,11 @@ std::vector<std::pair<std::string, double>> numbers_of(const TrainStatus& s);
 std::vector<std::pair<std::string, double>> numbers_of(const Score& s);
 // "loss 1.2345, 1.1870 bits per byte over 123,456 tokens (456,789 bytes)"
 std::string score_line(const Score& s);
-// What `eval` prints at the first signal while it scores.
+// `eval` prints this line when the first SIGINT or SIGTERM arrives while it scores.
 constexpr const char* kScoreStops = "eval: stopping after the current batch; a second signal stops at once";
-// Throws for a score that a signal stopped. `so_far` is the score of the tokens so far, of `all` tokens.
-[[noreturn]] void fail_stopped(const Score& so_far, int64_t all);
-// The score of `targets` tokens, which stand for `bytes` bytes (0: unknown).
-Score score_of(double loss_sum, int64_t targets, int64_t bytes);
+// Throws the error of a score that a signal stopped. `so_far`: the sums over the tokens scored so far, with 0 bytes
+// where their bytes are unknown. `all`: the number of tokens to score.
+[[noreturn]] void fail_stopped(const DocumentScore& so_far, int64_t all);
 OrderedJson perplexity_json(double loss);  // null if the value is no finite double
 
 // Generates text and shows it while it is sampled, in complete characters.

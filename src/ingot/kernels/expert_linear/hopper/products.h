@@ -6,8 +6,8 @@
 
 namespace ingot::cuda::expert_hopper {
 
-// The tile of products over rows of x or dy. With a wider tile the sums would leave no registers to the epilogue, which
-// stores only those rows of the tile that belong to one expert.
+// The tile of products over rows of x or dy. Some rows of a tile may belong to another expert, and the epilogue does
+// not store them. It needs registers for this, which a wider tile would use for its sums.
 constexpr gemm::Tile kRowsTile = gemm::kTurns128;
 // The tiles of the gradients of the matrices.
 constexpr gemm::Tile kMatrixTiles[] = {gemm::kTurns128, gemm::kTurns192};

@@ -12,7 +12,7 @@ namespace ingot::decode {
 
 constexpr uint32_t kKernelRows = 8;  // the number of columns of a matrix instruction
 static_assert(kMostDraftRows <= kKernelRows, "the row kernel computes every draft step");
-// Which steps the row kernel computes. Other kernels compute all other steps.
+// A choice of the steps that the row kernel computes in place of other kernels.
 enum class RowKernelUse {
   // No step.
   none,
